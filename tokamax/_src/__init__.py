@@ -1,0 +1,1 @@
+"""Implementation of tokamax; import names from `tokamax` instead."""

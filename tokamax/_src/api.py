@@ -1,0 +1,344 @@
+"""The public functions: find ops, tune them, say what runs."""
+
+import collections
+import dataclasses
+import difflib
+import inspect
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tokamax._src import capture, devices, dispatch, environment, errors, options, registry, serialization, timing
+from tokamax._src.autotuning import session, store
+from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config, format_table
+from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runtime
+from tokamax._src.op import NullConfig
+
+BOUND_ARGS_SCHEMA = "tokamax-bound-arguments"
+
+
+def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, ...]:
+    """Returns the bound arguments of every op call in a program, in program order, each once.
+
+    Args:
+      f: a function, a jitted function, or a `jax.stages.Lowered`.
+      *args: arguments of `f`: arrays or `jax.ShapeDtypeStruct`; anything else is closed over.
+      **kwargs: keyword arguments of `f`.
+
+    Raises:
+      ArgumentError: if `f` is no function, or the arguments do not fit it.
+    """
+    if isinstance(f, jax.stages.Lowered):
+        if args or kwargs:
+            raise errors.ArgumentError("a Lowered program must come alone, got further arguments; it has them already")
+        return capture.bound_arguments_in(f)
+    if not callable(f):
+        raise errors.ArgumentError(
+            f"f must be a function, a jitted function, a Lowered program, or bound arguments, got {type(f).__name__}"
+        )
+    _check_arguments(f, args, kwargs)
+    if hasattr(f, "lower"):
+        return capture.bound_arguments_in(f.lower(*args, **kwargs))
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    dynamic = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+
+    def call(*arrays: Any) -> Any:
+        merged = list(leaves)
+        for i, array in zip(dynamic, arrays, strict=True):
+            merged[i] = array
+        f_args, f_kwargs = treedef.unflatten(merged)
+        out = f(*f_args, **f_kwargs)
+        return [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, jax.Array)]
+
+    return capture.bound_arguments_in(jax.jit(call).lower(*(leaves[i] for i in dynamic)))
+
+
+def _check_arguments(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        hint = ""
+        for name in set(kwargs) - set(signature.parameters):
+            if close := difflib.get_close_matches(name, OPTION_NAMES, 1):
+                hint = f"; {name!r} reached f since it is no option of autotune: did you mean {close[0]!r}?"
+        raise errors.ArgumentError(
+            f"the arguments must fit {getattr(f, '__name__', 'f')}{signature}: {error}{hint}"
+        ) from None
+
+
+def bound_args_to_json(bound_args: Sequence[BoundArguments]) -> str:
+    """Returns bound arguments as JSON text, which `bound_args_from_json` reads.
+
+    Raises:
+      SerializationError: if an argument has no name that a file could carry, for example a lambda.
+    """
+    data = {"schema": BOUND_ARGS_SCHEMA, "version": 1, "bound_args": [ba.to_json() for ba in bound_args]}
+    return serialization.dumps(data)
+
+
+def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments, ...]:
+    """Reads bound arguments from a path or from JSON text.
+
+    Raises:
+      FormatError: if it is not what `bound_args_to_json` writes, or names an op that is not imported.
+    """
+    text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else None
+    data = serialization.loads(pathlib.Path(source).read_bytes() if text is None else text)
+    items = data.get("bound_args") if isinstance(data, dict) and data.get("schema") == BOUND_ARGS_SCHEMA else data
+    if not isinstance(items, list):
+        raise errors.FormatError(f"the JSON must be bound arguments (schema {BOUND_ARGS_SCHEMA!r}), got {str(data)[:60]!r}")
+    return tuple(map(BoundArguments.from_json, items))
+
+
+def implementations(op: BoundArguments) -> tuple[BoundArguments, ...]:
+    """Returns bound arguments for every implementation of an op's family that runs on this device, the op's first."""
+    place = registry.family_of(type(op.op))
+    found = [op]
+    for name in registry.implementations(place[0]) if place else ():
+        cls = registry.implementation(place[0], name)
+        other = cls()
+        same = list(other.signature.parameters) == list(op.arguments)
+        if cls is not type(op.op) and same and other.supported_on(devices.current()):
+            found.append(dataclasses.replace(op, op=other))
+    return tuple(found)
+
+
+def autotune(
+    f: Any,
+    *args: Any,
+    ignore_cache: bool = False,
+    all_implementations: bool = False,
+    progress_bar: bool = True,
+    timeout: float = 60.0,
+    max_workers: int | None = None,
+    rounds: int = 5,
+    timer: Any = "wall_clock",
+    check: bool = True,
+    seed: int = 0,
+    keep: bool = True,
+    **kwargs: Any,
+) -> AutotuningResult:
+    """Finds every tunable op that a program calls and measures each config of its space.
+
+    The default config is always a candidate and loses only to a gain beyond noise; see
+    `tokamax.autotuning.fastest`. A config that fails is recorded with its reason and the others go on; so does an op
+    that cannot be tuned. Ctrl-C ends the tuning and returns what was measured.
+
+    Args:
+      f: a function (jitted or not) called with `args` and `kwargs`; a `jax.stages.Lowered`; or one or several
+        `BoundArguments`.
+      *args: arguments of `f`; arrays or `jax.ShapeDtypeStruct`.
+      ignore_cache: measure again what this device, toolchain and space already have an entry for.
+      all_implementations: also tune the other implementations of each op.
+      progress_bar: whether to show one; it never shows where stderr is not a terminal.
+      timeout: limit in seconds for compiling, and for each run, of one config.
+      max_workers: configs compiled at the same time; None for one per core.
+      rounds: interleaved rounds of measurement.
+      timer: a timer, or the name of one; see `tokamax.benchmarking.get_timer`.
+      check: whether a config whose output differs from the default's counts as failed.
+      seed: seed of the inputs made for abstract arguments.
+      keep: whether to add the entries to the private cache's data, from which models are trained.
+      **kwargs: keyword arguments of `f`.
+
+    Raises:
+      ArgumentError: if the arguments do not fit `f`, or a parameter of `f` has the name of an option.
+    """
+    settings = session.Settings(
+        timeout_s=timeout, max_workers=max_workers, rounds=rounds, timer=timer, check=check, seed=seed
+    )
+    if options.replay.value:
+        raise errors.ArgumentError("tokamax.config.replay must be off to measure; it is on")
+    targets = _targets(f, args, kwargs)
+    if all_implementations:
+        targets = [ba for target in targets for ba in implementations(target)]
+    todo = list(dict.fromkeys(targets))
+    entries: list[Entry] = []
+    for number, ba in enumerate(todo, 1):
+        known = None if ignore_cache else _known_entry(ba, timing.timer_name(timing.get_timer(timer)))
+        if known is not None:
+            entries.append(known)
+            continue
+        with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress:
+            try:
+                entry, interrupted = session.tune(ba, settings, on_event=progress.event)
+            except KeyboardInterrupt:
+                break
+        entries.append(entry)
+        if keep and entry.outcomes:
+            _keep(entry)
+        if interrupted:
+            break
+    return AutotuningResult(tuple(entries))
+
+
+OPTION_NAMES = tuple(
+    name for name, p in inspect.signature(autotune).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY
+)
+
+
+def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BoundArguments]:
+    """Returns the bound arguments to tune."""
+    listed = [f] if isinstance(f, BoundArguments) else f
+    if isinstance(listed, Sequence) and not isinstance(listed, (str, bytes)):
+        if args or kwargs or not all(isinstance(ba, BoundArguments) for ba in listed):
+            kinds = sorted({type(ba).__name__ for ba in listed})
+            raise errors.ArgumentError(
+                f"a list to tune must hold BoundArguments alone, got {kinds} and {len(args) + len(kwargs)} further "
+                "arguments; make them with op.bind(...) or tokamax.autotuning.get_bound_args(f, ...)"
+            )
+        return list(listed)
+    if callable(f) and not isinstance(f, jax.stages.Lowered):
+        try:
+            clash = sorted(set(inspect.signature(f).parameters) & set(OPTION_NAMES))
+        except (TypeError, ValueError):
+            clash = []
+        if clash:
+            raise errors.ArgumentError(
+                f"a parameter of f must not have the name of an option of autotune, got {clash}; use "
+                "tokamax.autotune(tokamax.autotuning.get_bound_args(f, ...))"
+            )
+    return [ba for ba in get_bound_args(f, *args, **kwargs) if ba.op.config_cls is not NullConfig]
+
+
+def _known_entry(ba: BoundArguments, timer: str) -> Entry | None:
+    """Returns the newest fresh entry of the caches that covers the whole space, measured the same way, or None."""
+    kind, op = devices.device_kind(), ba.op.registered_name()
+    stores = [store.library(), *([store.private()] if options.private_cache.value else [])]
+    for place in reversed(stores):
+        for entry in reversed(place.entries(kind, op)):
+            fresh = entry.environment.get("timer") == timer and not environment.stale_parts(entry.environment)
+            if entry.key == ba.key and fresh and set(ba.autotuning_configs) <= set(entry.outcomes):
+                return entry
+    return None
+
+
+def _keep(entry: Entry) -> None:
+    """Adds an entry to the private data; what a file cannot carry stays in the result alone."""
+    try:
+        store.private().keep([entry])
+    except errors.SerializationError:
+        pass
+    except errors.StorageError as error:
+        dispatch.warn(f"measurements are not kept: {error}")
+
+
+class _Progress:
+    """A progress bar over the configs of one op: how many are done, the best so far, time left."""
+
+    def __init__(self, ba: BoundArguments, number: str, *, enabled: bool):
+        self._ba, self._number = ba, number
+        self._bar = None
+        self._enabled = enabled and sys.stderr is not None and sys.stderr.isatty()
+
+    def __enter__(self) -> "_Progress":
+        if self._enabled:
+            from tqdm.auto import tqdm
+
+            name = self._ba.op.registered_name()
+            self._bar = tqdm(total=None, desc=f"{self._number} {name}", unit="config", leave=False)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def event(self, event: Any) -> None:
+        """Moves the bar."""
+        if self._bar is None:
+            return
+        self._bar.total = event.total
+        self._bar.update(event.done - self._bar.n)
+        if event.best_ms is None:
+            self._bar.set_postfix_str(f"compiled {event.compiled}/{event.total}")
+        else:
+            self._bar.set_postfix_str(f"best {event.best_ms:.3g} ms")
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` found: per op call, the config it runs with and where that came from.
+
+    Attributes:
+      rows: pairs of bound arguments and the choice, or the error that dispatch would raise.
+      device_kind: the device.
+    """
+
+    rows: tuple[tuple[BoundArguments, ConfigChoice | errors.TokamaxError], ...]
+    device_kind: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, one item per op call."""
+        items = []
+        for ba, choice in self.rows:
+            item: dict[str, Any] = {"op": ba.op.registered_name(), "arguments": repr(ba)}
+            if isinstance(choice, ConfigChoice):
+                slowdown = choice.expected_slowdown
+                item |= {"config": describe_config(choice.config), "source": choice.source, "detail": choice.detail}
+                item |= {"expected_slowdown": slowdown}
+            else:
+                item |= {"error": str(choice)}
+            items.append(item)
+        return {"device_kind": self.device_kind, "ops": items}
+
+    def __str__(self) -> str:
+        table = [("op", "arguments", "config", "source", "expected loss", "detail")]
+        for ba, choice in self.rows:
+            name, _, arguments = repr(ba).partition("(")
+            if isinstance(choice, ConfigChoice):
+                loss = "-" if choice.expected_slowdown is None else f"{100 * (choice.expected_slowdown - 1):.1f} %"
+                table.append((name, arguments[:-1], describe_config(choice.config), choice.source, loss, choice.detail))
+            else:
+                table.append((name, arguments[:-1], "-", "error", "-", str(choice)))
+        counts = collections.Counter(c.source if isinstance(c, ConfigChoice) else "error" for _, c in self.rows)
+        total = ", ".join(f"{n} {source}" for source, n in sorted(counts.items())) or "no op calls"
+        return f"{format_table(table)}\n{total} on {self.device_kind}"
+
+    __repr__ = __str__
+
+
+def explain(f: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Says for every op call of a program which config it would run with here and now, and why.
+
+    Args:
+      f: a function (jitted or not), a `jax.stages.Lowered`, or one or several `BoundArguments`.
+      *args: arguments of `f`; arrays or `jax.ShapeDtypeStruct`.
+      **kwargs: keyword arguments of `f`.
+    """
+    listed = [f] if isinstance(f, BoundArguments) else f
+    if isinstance(listed, Sequence) and all(isinstance(ba, BoundArguments) for ba in listed):
+        targets = tuple(listed)
+    else:
+        with options.autotuning_cache_miss_fallback("heuristics"), options.replay(False):
+            targets = get_bound_args(f, *args, **kwargs)
+    rows: list[tuple[BoundArguments, ConfigChoice | errors.TokamaxError]] = []
+    for ba in targets:
+        try:
+            rows.append((ba, ba.choose_config()))
+        except errors.CacheMissError as error:
+            rows.append((ba, error))
+    return Explanation(tuple(rows), devices.device_kind())
+
+
+class _Runtime:
+    """Fills the slot that ops ask: dispatch chooses, this module tunes and saves."""
+
+    def choose(self, ba: BoundArguments) -> ConfigChoice:
+        return dispatch.choose(ba)
+
+    def autotune(self, ba: BoundArguments, **options: Any) -> AutotuningResult:
+        return autotune(ba, **options)
+
+    def save(self, result: AutotuningResult) -> None:
+        store.private().put(result.entries)
+        dispatch.forget()
+
+
+set_runtime(_Runtime())

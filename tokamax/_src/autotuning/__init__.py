@@ -1,0 +1,1 @@
+"""Tuning: outcomes, search, the autotuner, results and where they are kept."""

@@ -1,0 +1,394 @@
+"""Tuning results: entries, their JSON, merging, and the overlay that makes a result active.
+
+An `Entry` is one tuning session of one bound op, losers and failures included. An `AutotuningResult` holds entries,
+at most one per key and device, and cost models fitted on them. Reading judges each entry alone: one that this process
+cannot understand (an op that is not imported, another schema) is kept as it is, and written back.
+"""
+
+import base64
+import dataclasses
+import functools
+import io
+import json
+import os
+import pathlib
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import IO, Any
+
+from tokamax._src import devices, environment, errors, options, serialization
+from tokamax._src.autotuning import outcome as outcome_lib
+from tokamax._src.bound_arguments import BoundArguments, get_runtime
+from tokamax._src.costmodel import dataset
+from tokamax._src.costmodel import model as model_lib
+from tokamax._src.files import write_atomically
+
+SCHEMA = "tokamax-autotuning-result"
+VERSION = 1
+
+_ENTRY_FIELDS = ("bound_args", "device_kind", "outcomes", "default", "best", "environment", "error")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """One tuning session of one bound op.
+
+    Attributes:
+      bound_args: the op and its arguments.
+      device_kind: where it was measured.
+      outcomes: config -> measurement or failure, for every config that was tried.
+      default: the op's default config.
+      best: the config to use; None if nothing ran.
+      environment: versions, device properties, timing method and time.
+      error: why the op could not be tuned at all, else None.
+      extra: fields that this version does not know; written back as they are.
+    """
+
+    bound_args: BoundArguments
+    device_kind: str
+    outcomes: Mapping[Any, outcome_lib.Outcome]
+    default: Any
+    best: Any
+    environment: Mapping[str, Any]
+    error: str | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The key of the bound arguments."""
+        return self.bound_args.key
+
+    def median_ms(self, config: Any) -> float | None:
+        """Returns the median time of a config in ms, or None if it was not measured or failed."""
+        found = self.outcomes.get(config)
+        return None if found is None or isinstance(found, outcome_lib.Failure) else found.median_ms
+
+    @property
+    def speedup(self) -> float | None:
+        """Default time over best time; None unless both were measured."""
+        best, default = self.median_ms(self.best), self.median_ms(self.default)
+        return None if best is None or default is None else default / best
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry as plain JSON data.
+
+        Raises:
+          SerializationError: if an argument has no name that a file could carry, for example a lambda.
+        """
+        return {
+            **self.extra,
+            "bound_args": self.bound_args.to_json(),
+            "device_kind": self.device_kind,
+            "default": _config_to_json(self.default),
+            "best": _config_to_json(self.best),
+            "outcomes": [[_config_to_json(c), outcome_lib.to_json(o)] for c, o in self.outcomes.items()],
+            "environment": dict(self.environment),
+            "error": self.error,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Entry":
+        """Reads what `to_json` wrote.
+
+        Raises:
+          FormatError: if it is not that, or names an op that this process does not know.
+        """
+        if not isinstance(data, dict) or any(name not in data for name in _ENTRY_FIELDS[:3]):
+            raise errors.FormatError(f"an entry must be an object with {_ENTRY_FIELDS[:3]}")
+        ba = BoundArguments.from_json(data["bound_args"])
+        pairs = data["outcomes"]
+        if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
+            raise errors.FormatError("outcomes must be a list of [config, outcome] pairs")
+        error, env, kind = data.get("error"), data.get("environment", {}), data["device_kind"]
+        if not isinstance(env, dict) or not isinstance(kind, str) or not isinstance(error, (str, type(None))):
+            raise errors.FormatError("environment must be an object, device_kind and error must be text")
+        return cls(
+            bound_args=ba,
+            device_kind=kind,
+            outcomes={_config_from_json(ba, c): outcome_lib.from_json(o) for c, o in pairs},
+            default=_config_from_json(ba, data.get("default")),
+            best=_config_from_json(ba, data.get("best")),
+            environment=env,
+            error=error,
+            extra={k: v for k, v in data.items() if k not in _ENTRY_FIELDS},
+        )
+
+
+def _config_to_json(config: Any) -> Any:
+    return None if config is None else serialization.encode_fields(config)
+
+
+def _config_from_json(ba: BoundArguments, data: Any) -> Any:
+    return None if data is None else serialization.build_dataclass(ba.op.config_cls, data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Winner:
+    """A measured winner as dispatch sees it.
+
+    Attributes:
+      config: the config, as JSON data of its fields.
+      median_ms: its median time.
+      default_ms: the median time of the default in the same session, if that ran.
+      environment: toolchain and time of the session.
+    """
+
+    config: Mapping[str, Any]
+    median_ms: float
+    default_ms: float | None
+    environment: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, entry: Entry) -> "Winner | None":
+        """Returns the winner of an entry, or None if nothing ran."""
+        median = entry.median_ms(entry.best)
+        if median is None:
+            return None
+        kept = {name: entry.environment[name] for name in (*environment.TOOLCHAIN, "time") if name in entry.environment}
+        return cls(serialization.encode_fields(entry.best), median, entry.median_ms(entry.default), kept)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Overlay:
+    """What an active result says, compared by content.
+
+    Attributes:
+      digest: hash of everything that can change a choice.
+      winners: (device kind, key) -> winner.
+      models: (device kind, op name) -> cost model.
+    """
+
+    digest: str
+    winners: Mapping[tuple[str, str], Winner]
+    models: Mapping[tuple[str, str], model_lib.CostModel]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Overlay) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AutotuningResult:
+    """Tuned configs with all that was measured to find them; active inside a `with` block.
+
+    Attributes:
+      entries: one tuning session per op, arguments and device.
+      models: (device kind, op name) -> cost model, see `fit`.
+      unknown: entries of a file that this process cannot understand, as JSON data.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    models: Mapping[tuple[str, str], model_lib.CostModel] = dataclasses.field(default_factory=dict)
+    unknown: tuple[Any, ...] = ()
+    _active: threading.local = dataclasses.field(default_factory=threading.local, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        return f"AutotuningResult({len(self.entries)} entries, {len(self.models)} models)"
+
+    @property
+    def device_kind(self) -> str | None:
+        """The device kind of the entries; None if there are none.
+
+        Raises:
+          ValueError: if the entries come from several kinds; read `entry.device_kind` instead.
+        """
+        kinds = sorted({entry.device_kind for entry in self.entries})
+        if len(kinds) > 1:
+            raise ValueError(f"the entries must come from one device kind to have one, got {kinds}")
+        return kinds[0] if kinds else None
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """The environment of the newest entry."""
+        return max((e.environment for e in self.entries), key=lambda env: str(env.get("time", "")), default={})
+
+    @functools.cached_property
+    def overlay(self) -> Overlay:
+        """What this result says at dispatch."""
+        winners = {
+            (e.device_kind, e.key): winner for e in self.entries if (winner := Winner.of(e)) is not None
+        }
+        said = [
+            [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.TOOLCHAIN}]
+            for place, w in winners.items()
+        ]
+        content = [
+            sorted(said, key=serialization.dumps),
+            sorted([*place, model.digest] for place, model in self.models.items()),
+        ]
+        return Overlay(serialization.digest(content), winners, dict(self.models))
+
+    def __enter__(self) -> "AutotuningResult":
+        context = options.overlays((*options.overlays.value, self.overlay))
+        context.__enter__()
+        stack = self._active.__dict__.setdefault("stack", [])
+        stack.append(context)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._active.stack.pop().__exit__(*exc)
+
+    def __or__(self, other: "AutotuningResult") -> "AutotuningResult":
+        """Merges two results; the right side wins where both measured the same op and arguments."""
+        if not isinstance(other, AutotuningResult):
+            return NotImplemented
+        merged = {(e.device_kind, e.key): e for e in self.entries}
+        for entry in other.entries:
+            place = (entry.device_kind, entry.key)
+            if place not in merged or entry.best is not None:
+                merged[place] = entry
+        unknown = {serialization.dumps(data): data for data in (*self.unknown, *other.unknown)}
+        return AutotuningResult(tuple(merged.values()), {**self.models, **other.models}, tuple(unknown.values()))
+
+    def fit(self) -> "AutotuningResult":
+        """Returns this result with a cost model for each op and device that has enough shapes.
+
+        Inside the returned result, shapes that were not tuned run with predicted configs.
+        """
+        return AutotuningResult(self.entries, {**self.models, **fit_models(self.entries)}, self.unknown)
+
+    def save_to_cache(self) -> None:
+        """Writes the entries into the private cache, where dispatch finds their winners from now on."""
+        get_runtime().save(self)
+
+    def dumps(self) -> str:
+        """Returns the result as JSON text.
+
+        Raises:
+          SerializationError: if an entry has an argument that a file cannot carry, for example a lambda.
+        """
+        models = []
+        for (kind, op), model in sorted(self.models.items(), key=lambda item: item[0]):
+            buffer = io.BytesIO()
+            model.save(buffer)
+            models.append({"device_kind": kind, "op": op, "npz": base64.b64encode(buffer.getvalue()).decode("ascii")})
+        data = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "entries": [*(entry.to_json() for entry in self.entries), *self.unknown],
+            "models": models,
+        }
+        return json.dumps(data, indent=1, allow_nan=False)
+
+    def dump(self, file: str | os.PathLike[str] | IO[str]) -> None:
+        """Writes the result to a path (atomically) or an open text file."""
+        text = self.dumps()
+        if isinstance(file, (str, os.PathLike)):
+            write_atomically(pathlib.Path(file), text.encode())
+        else:
+            file.write(text)
+
+    @classmethod
+    def loads(cls, text: str | bytes) -> "AutotuningResult":
+        """Reads JSON text.
+
+        Entries that this process cannot understand are kept in `unknown`, with one warning.
+
+        Raises:
+          FormatError: if the text is no result, or one of a version that this library does not know.
+        """
+        data = serialization.loads(text)
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise errors.FormatError(f"the text must be a tuning result (schema {SCHEMA!r}), got {str(found)[:60]!r}")
+        if data.get("version") != VERSION or not isinstance(data.get("entries"), list):
+            raise errors.FormatError(
+                f"a tuning result must have version {VERSION} and a list of entries, got version "
+                f"{str(data.get('version'))[:20]!r}; update tokamax, or tune again"
+            )
+        entries, unknown = parse_entries(data["entries"])
+        return cls(tuple(entries), _models_from_json(data.get("models", [])), tuple(unknown))
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str] | IO[str]) -> "AutotuningResult":
+        """Reads a path or an open file; see `loads`."""
+        if isinstance(file, (str, os.PathLike)):
+            return cls.loads(pathlib.Path(file).read_bytes())
+        return cls.loads(file.read())
+
+    def summary(self) -> str:
+        """Returns a table, one line per entry: arguments, default and best time, speed-up, best config."""
+        rows = [("op", "arguments", "default", "best", "speed-up", "config")]
+        for entry in self.entries:
+            name, _, arguments = repr(entry.bound_args).partition("(")
+            best, default = entry.median_ms(entry.best), entry.median_ms(entry.default)
+            note = entry.error or "every config failed" if entry.best is None else describe_config(entry.best)
+            rows.append((name, arguments[:-1], _ms(default), _ms(best), _ratio(entry.speedup), note))
+        return format_table(rows)
+
+
+def fit_models(entries: Iterable[Entry]) -> dict[tuple[str, str], model_lib.CostModel]:
+    """Fits one cost model per device kind and op; those with too few shapes are left out, with a warning each."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.device_kind, entry.bound_args.op.registered_name()), []).append(entry)
+    models = {}
+    for (kind, op), group in groups.items():
+        problems = dataset.problems_from_entries(group)
+        if len({problem.group for problem in problems}) < model_lib.MIN_GROUPS:
+            warnings.warn(
+                f"a cost model of {op} needs at least {model_lib.MIN_GROUPS} tuned shapes, got {len(problems)}; "
+                "tune more shapes and call fit() again",
+                stacklevel=3,
+            )
+            continue
+        models[kind, op] = model_lib.CostModel().fit(problems, devices.facts(kind))
+    return models
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g} ms"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def describe_config(config: Any) -> str:
+    """Returns a config on one line, without the name of its class: `block_q=128, block_kv=512`."""
+    if not dataclasses.is_dataclass(config):
+        return repr(config)
+    return ", ".join(f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config)) or "-"
+
+
+def format_table(rows: Iterable[Iterable[str]]) -> str:
+    """Aligns rows of text in columns; the first row is the header."""
+    rows = [tuple(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def parse_entries(items: Iterable[Any]) -> tuple[list[Entry], list[Any]]:
+    """Reads entries one by one; returns those understood and the others as they came, with one warning for all."""
+    entries, unknown, reasons = [], [], []
+    for item in items:
+        try:
+            entries.append(Entry.from_json(item))
+        except errors.FormatError as error:
+            unknown.append(item)
+            reasons.append(str(error))
+    if reasons:
+        warnings.warn(
+            f"{len(reasons)} of {len(reasons) + len(entries)} entries are not understood here and are not used (they "
+            f"are kept when the result is written again); the first: {reasons[0]}",
+            stacklevel=3,
+        )
+    return entries, unknown
+
+
+def _models_from_json(items: Any) -> dict[tuple[str, str], model_lib.CostModel]:
+    models = {}
+    for item in items if isinstance(items, list) else []:
+        try:
+            raw = base64.b64decode(item["npz"], validate=True)
+            models[str(item["device_kind"]), str(item["op"])] = model_lib.CostModel.load(io.BytesIO(raw))
+        except (errors.FormatError, KeyError, TypeError, ValueError) as error:
+            warnings.warn(f"a cost model in the file is not understood here and is not used: {error}", stacklevel=3)
+    return models

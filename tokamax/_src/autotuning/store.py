@@ -1,0 +1,307 @@
+"""Where results are kept between processes: a folder of measured sweeps, winners and models.
+
+    data/<device>/<op>.jsonl      entries, one per line: the only source of truth
+    data/<device>/<op>.best.json  winners derived from them, so that dispatch never parses sweeps
+    models/<device>/<op>.npz      cost models
+
+The private cache and the library cache have the same layout; the library cache is only read.
+"""
+
+import functools
+import os
+import pathlib
+import re
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import platformdirs
+
+from tokamax._src import devices, errors, files, resources, serialization
+from tokamax._src.autotuning.result import Entry, Winner, parse_entries
+from tokamax._src.costmodel.model import CostModel
+
+_WINNERS_SCHEMA = "tokamax-winners"
+_WINNERS_VERSION = 1
+
+
+class Store(Protocol):
+    """What dispatch and tuning need of a store."""
+
+    def winner(self, device_kind: str, op: str, key: str) -> Winner | None:
+        """Returns the measured winner of a key, if there is one."""
+        ...
+
+    def model(self, device_kind: str, op: str) -> CostModel | None:
+        """Returns the cost model of an op on a device, if there is one."""
+        ...
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Adds entries; later entries of a key win."""
+        ...
+
+    def model_kinds(self, op: str) -> tuple[str, ...]:
+        """Returns the device kinds that have a cost model of an op."""
+        ...
+
+
+class MemoryStore:
+    """A store that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self._winners: dict[tuple[str, str], Winner] = {}
+        self._models: dict[tuple[str, str], CostModel] = {}
+
+    def winner(self, device_kind: str, op: str, key: str) -> Winner | None:
+        """See `Store`."""
+        return self._winners.get((device_kind, key))
+
+    def model(self, device_kind: str, op: str) -> CostModel | None:
+        """See `Store`."""
+        return self._models.get((device_kind, op))
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """See `Store`."""
+        for entry in entries:
+            if (winner := Winner.of(entry)) is not None:
+                self._winners[entry.device_kind, entry.key] = winner
+
+    def put_model(self, device_kind: str, op: str, model: CostModel) -> None:
+        """Adds a cost model."""
+        self._models[device_kind, op] = model
+
+    def model_kinds(self, op: str) -> tuple[str, ...]:
+        """See `Store`."""
+        return tuple(sorted(kind for kind, name in self._models if name == op))
+
+
+class DirectoryStore:
+    """A store in two folders. Each file is read once per process; `reload` forgets what was read.
+
+    Args:
+      data: the folder of sweeps and winners.
+      models: the folder of cost models.
+    """
+
+    def __init__(self, data: pathlib.Path, models: pathlib.Path):
+        self.data, self.models = data, models
+        self._lock = threading.Lock()
+        self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
+        self._models: dict[tuple[str, str], CostModel | None] = {}
+
+    def __repr__(self) -> str:
+        return f"DirectoryStore({str(self.data)!r})"
+
+    def reload(self) -> None:
+        """Forgets what was read, so that files that changed are read again."""
+        with self._lock:
+            self._winners.clear()
+            self._models.clear()
+
+    def sweep_path(self, device_kind: str, op: str) -> pathlib.Path:
+        """Returns the path of the measured sweeps of an op."""
+        return self.data / devices.folder_name(device_kind) / f"{file_stem(op)}.jsonl"
+
+    def winners_path(self, device_kind: str, op: str) -> pathlib.Path:
+        """Returns the path of the winners of an op."""
+        return self.data / devices.folder_name(device_kind) / f"{file_stem(op)}.best.json"
+
+    def model_path(self, device_kind: str, op: str) -> pathlib.Path:
+        """Returns the path of the cost model of an op."""
+        return self.models / devices.folder_name(device_kind) / f"{file_stem(op)}.npz"
+
+    def winner(self, device_kind: str, op: str, key: str) -> Winner | None:
+        """See `Store`."""
+        place = device_kind, op
+        if place not in self._winners:
+            with self._lock:
+                self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
+        return self._winners[place].get(key)
+
+    def model(self, device_kind: str, op: str) -> CostModel | None:
+        """See `Store`."""
+        place = device_kind, op
+        if place not in self._models:
+            with self._lock:
+                self._models[place] = _read_model(self.model_path(device_kind, op))
+        return self._models[place]
+
+    def model_kinds(self, op: str) -> tuple[str, ...]:
+        """See `Store`; kinds are given by their folder names."""
+        return tuple(sorted(path.parent.name for path in self.models.glob(f"*/{file_stem(op)}.npz")))
+
+    def keep(self, entries: Iterable[Entry]) -> None:
+        """Appends entries to their sweeps, as training data; an entry that is there already is not added again.
+
+        Raises:
+          StorageError: if a folder cannot be written.
+          SerializationError: if an entry has an argument that a file cannot carry.
+        """
+        for (kind, op), group in _by_place(entries).items():
+            lines = [serialization.dumps(entry.to_json()) for entry in group]
+            path = self.sweep_path(kind, op)
+            with files.lock(path):
+                present = set(_lines(path)) if path.exists() else set()
+                for line in lines:
+                    if line.encode() not in present:
+                        files.append_line(path, line)
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Keeps entries and makes their winners count at dispatch, beside what other processes wrote meanwhile.
+
+        Raises:
+          StorageError: if a folder cannot be written.
+          SerializationError: if an entry has an argument that a file cannot carry.
+        """
+        entries = list(entries)
+        self.keep(entries)
+        for (kind, op), group in _by_place(entries).items():
+            path = self.winners_path(kind, op)
+            with files.lock(path):
+                winners = {**read_winners(path, kind), **winners_of(group)}
+                files.write_atomically(path, winners_text(winners, kind, op).encode())
+            with self._lock:
+                self._winners.pop((kind, op), None)
+
+    def put_model(self, device_kind: str, op: str, model: CostModel) -> None:
+        """Writes a cost model.
+
+        Raises:
+          StorageError: if the folder cannot be written.
+        """
+        files.write_atomically(self.model_path(device_kind, op), model.dumps())
+        with self._lock:
+            self._models.pop((device_kind, op), None)
+
+    def entries(self, device_kind: str, op: str) -> list[Entry]:
+        """Returns all entries of an op, oldest first; a sweep is parsed again only after it changed."""
+        path = self.sweep_path(device_kind, op)
+        try:
+            stat = path.stat()
+        except OSError:
+            return []
+        return list(_parsed(path, stat.st_mtime_ns, stat.st_size))
+
+    def sweeps(self) -> Iterator[pathlib.Path]:
+        """Yields the paths of all sweeps, in a fixed order."""
+        yield from sorted(self.data.glob("*/*.jsonl"))
+
+
+def file_stem(op: str) -> str:
+    """Returns an op's name as a file name; names that would not survive get a hash, so that none collide."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", op)[:100].lstrip(".")
+    return safe if safe == op else f"{safe}-{serialization.digest(op)[:8]}"
+
+
+def _by_place(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    """Groups entries by device kind and op name."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.device_kind, entry.bound_args.op.registered_name()), []).append(entry)
+    return groups
+
+
+def _lines(path: pathlib.Path) -> list[bytes]:
+    return path.read_bytes().splitlines()
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(path: pathlib.Path, mtime_ns: int, size: int) -> tuple[Entry, ...]:
+    return tuple(read_jsonl(path))
+
+
+def read_jsonl(path: pathlib.Path) -> list[Entry]:
+    """Returns the entries of a sweep, oldest first; an unreadable line costs that line, with one warning for all.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+    """
+    items: list[Any] = []
+    for line in _lines(path):
+        if line.strip():
+            try:
+                items.append(serialization.loads(line))
+            except errors.FormatError:
+                items.append(None)
+    return parse_entries(items)[0]
+
+
+def winners_of(entries: Iterable[Entry]) -> dict[str, Winner]:
+    """Returns the winners of entries of one op and device; later entries of a key win."""
+    return {entry.key: winner for entry in entries if (winner := Winner.of(entry)) is not None}
+
+
+def winners_text(winners: Mapping[str, Winner], device_kind: str, op: str) -> str:
+    """Returns the text of a file of winners, one line per key, in a fixed order."""
+    lines = [
+        serialization.dumps(
+            [key, {"config": w.config, "median_ms": w.median_ms, "default_ms": w.default_ms, "environment": w.environment}]
+        )
+        for key, w in sorted(winners.items())
+    ]
+    head = serialization.dumps(
+        {"schema": _WINNERS_SCHEMA, "version": _WINNERS_VERSION, "device_kind": device_kind, "op": op}
+    )
+    return "[" + ",\n".join([head, *lines]) + "]\n"
+
+
+def read_winners(path: pathlib.Path, device_kind: str) -> dict[str, Winner]:
+    """Returns key -> winner; a damaged file or entry is a miss, with one warning."""
+    try:
+        head, *items = serialization.loads(path.read_bytes())
+        if (head["schema"], head["version"]) != (_WINNERS_SCHEMA, _WINNERS_VERSION):
+            raise errors.FormatError(f"schema must be {_WINNERS_SCHEMA} version {_WINNERS_VERSION}")
+    except FileNotFoundError:
+        return {}
+    except (OSError, errors.FormatError, TypeError, KeyError, ValueError) as error:
+        warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=2)
+        return {}
+    if head.get("device_kind") != device_kind:
+        warnings.warn(f"{path} was measured on {head.get('device_kind')!r}, not {device_kind!r}: not used", stacklevel=2)
+        return {}
+    winners, bad = {}, 0
+    for item in items:
+        try:
+            key, body = item
+            env = body["environment"]
+            winner = Winner(body["config"], float(body["median_ms"]), body["default_ms"], env)
+            if not (isinstance(key, str) and isinstance(winner.config, dict) and isinstance(env, dict)):
+                raise TypeError
+            winners[key] = winner
+        except (TypeError, ValueError, KeyError):
+            bad += 1
+    if bad:
+        warnings.warn(f"{bad} of {len(items)} entries of {path} are damaged and are not used", stacklevel=2)
+    return winners
+
+
+def _read_model(path: pathlib.Path) -> CostModel | None:
+    if not path.exists():
+        return None
+    try:
+        return CostModel.load(path)
+    except (OSError, errors.FormatError) as error:
+        warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=3)
+        return None
+
+
+def private_dir() -> pathlib.Path:
+    """Returns the folder of the private cache: `$TOKAMAX_CACHE_DIR`, else the user's cache folder."""
+    return pathlib.Path(os.environ.get("TOKAMAX_CACHE_DIR") or platformdirs.user_cache_dir("tokamax", appauthor=False))
+
+
+@functools.lru_cache(maxsize=8)
+def _private(folder: pathlib.Path) -> DirectoryStore:
+    return DirectoryStore(folder / "data", folder / "models")
+
+
+def private() -> DirectoryStore:
+    """Returns the private cache."""
+    return _private(private_dir())
+
+
+@functools.cache
+def library() -> DirectoryStore:
+    """Returns the library cache: the data and models that are installed with the package."""
+    return DirectoryStore(resources.data_dir(), resources.models_dir())

@@ -1,0 +1,138 @@
+"""Devices: their kind (the name that keys and folders carry) and a few fixed facts about them.
+
+JAX calls every CPU `cpu`, yet configs differ between processors, so a CPU's kind names the processor and the
+number of cores this process may use: `cpu-amd-epyc-f25m17-2c`.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import platform
+import re
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceFacts:
+    """What the cost model may know about a device; None is unknown.
+
+    Attributes:
+      kind: the device kind, as in keys.
+      platform: `cpu`, `gpu` or `tpu`.
+      cores: parallel compute units (CPU cores, SMs, TensorCores).
+      clock_ghz: clock of one core.
+      l1_bytes: first-level cache per core.
+      l2_bytes: second-level cache per core.
+      l3_bytes: last-level cache, shared.
+      memory_bytes: main memory.
+      vector_bits: width of a vector register.
+    """
+
+    kind: str
+    platform: str
+    cores: int = 1
+    clock_ghz: float | None = None
+    l1_bytes: int | None = None
+    l2_bytes: int | None = None
+    l3_bytes: int | None = None
+    memory_bytes: int | None = None
+    vector_bits: int | None = None
+
+
+def folder_name(kind: str) -> str:
+    """Returns a kind as a safe file name: `NVIDIA H200` -> `nvidia-h200`."""
+    return re.sub(r"[^a-z0-9.]+", "-", kind.lower()).strip("-.") or "unknown"
+
+
+def current() -> Any:
+    """Returns the JAX device that ops run on by default."""
+    default = jax.config.jax_default_device
+    if default is None:
+        return jax.devices()[0]
+    return jax.devices(default)[0] if isinstance(default, str) else default
+
+
+@functools.lru_cache(maxsize=64)
+def _kind_of(device: Any) -> str:
+    return _host_kind() if device.platform == "cpu" else device.device_kind
+
+
+def device_kind(device: Any = None) -> str:
+    """Returns the kind of a JAX device, by default of the current one."""
+    return _kind_of(current() if device is None else device)
+
+
+def is_cpu(kind: str) -> bool:
+    """Whether a kind names a CPU."""
+    return kind.startswith("cpu")
+
+
+def facts(kind: str | None = None) -> DeviceFacts:
+    """Returns the facts of a device kind; for the host's own CPU they are read from the system."""
+    kind = device_kind() if kind is None else kind
+    if kind == _host_kind():
+        return _host_facts()
+    if is_cpu(kind):
+        cores = re.search(r"-(\d+)c$", kind)
+        return DeviceFacts(kind, "cpu", cores=int(cores[1]) if cores else 1)
+    return DeviceFacts(kind, "tpu" if kind.lower().startswith("tpu") else "gpu")
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; empty where there is none."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+@functools.cache
+def _host_kind() -> str:
+    info = _cpuinfo()
+    name = info.get("model name") or platform.processor() or platform.machine() or "unknown"
+    name = re.sub(r"\((r|tm)\)|\bcpu\b|\bprocessor\b|@.*", " ", name.lower())
+    name = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+    stepping = f"-f{info['cpu family']}m{info['model']}" if "cpu family" in info and "model" in info else ""
+    return f"cpu-{name}{stepping}-{_usable_cores()}c"
+
+
+def _cache_bytes(index: int) -> int | None:
+    try:
+        text = pathlib.Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size").read_text().strip()
+    except OSError:
+        return None
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
+    digits = text.rstrip("KMG")
+    return int(digits) * scale if digits.isdigit() else None
+
+
+@functools.cache
+def _host_facts() -> DeviceFacts:
+    info = _cpuinfo()
+    flags = set(info.get("flags", info.get("Features", "")).split())
+    vector_bits = 512 if "avx512f" in flags else 256 if "avx2" in flags else 128
+    clock = info.get("cpu MHz")
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        memory = None
+    return DeviceFacts(
+        kind=_host_kind(),
+        platform="cpu",
+        cores=_usable_cores(),
+        clock_ghz=round(float(clock) / 1000, 3) if clock else None,
+        l1_bytes=_cache_bytes(0),
+        l2_bytes=_cache_bytes(2),
+        l3_bytes=_cache_bytes(3),
+        memory_bytes=memory,
+        vector_bits=vector_bits,
+    )

@@ -1,0 +1,198 @@
+"""Which config runs: the ladder from a pinned config down to the op's own heuristic.
+
+Rungs, the first that answers wins: pinned (answered by `BoundArguments`), exact, model, tuned, heuristic. Everything
+a choice depends on (active results, caches, options) is in JAX's cache key, see `options`; choices are remembered per
+call signature and that state, so a repeated call costs a dictionary look-up.
+"""
+
+import dataclasses
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from tokamax._src import bound_arguments, devices, environment, errors, options, serialization
+from tokamax._src.autotuning import store as store_lib
+from tokamax._src.autotuning.result import AutotuningResult, Winner, describe_config
+from tokamax._src.bound_arguments import BoundArguments, ConfigChoice
+from tokamax._src.costmodel.model import CostModel
+from tokamax._src.op import NullConfig
+
+_log = logging.getLogger("tokamax")
+_MEMO_LIMIT = 100_000
+
+_memo: dict[Any, ConfigChoice] = {}
+_logged: set[tuple[str, str]] = set()
+_session = store_lib.MemoryStore()
+"""Winners of tunings that dispatch itself asked for, where the private cache is off or cannot be written."""
+
+HOW_TO_TUNE = "tokamax.autotune(f, *args)"
+
+
+def warn(text: str) -> None:
+    """Warns the caller of the library."""
+    warnings.warn(text, stacklevel=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a winner or model was found, in words."""
+
+    name: str
+    found: Any
+
+
+def _winners(kind: str, op: str, key: str) -> Iterator[_Place]:
+    """Yields measured winners of a key, the one to prefer first."""
+    for depth, overlay in enumerate(reversed(options.overlays.value)):
+        if (winner := overlay.winners.get((kind, key))) is not None:
+            yield _Place("the active result" if depth == 0 else f"active result {depth} levels out", winner)
+    if (winner := _session.winner(kind, op, key)) is not None:
+        yield _Place("tuned in this process", winner)
+    if options.private_cache.value and (winner := store_lib.private().winner(kind, op, key)) is not None:
+        yield _Place("private cache", winner)
+    if (winner := store_lib.library().winner(kind, op, key)) is not None:
+        yield _Place("library cache", winner)
+
+
+def _models(kind: str, op: str) -> Iterator[_Place]:
+    """Yields cost models for an op, the one to prefer first; those of other CPUs, flagged, last."""
+    for overlay in reversed(options.overlays.value):
+        if (model := overlay.models.get((kind, op))) is not None:
+            yield _Place("the active result", model)
+    stores = [("library", store_lib.library())]
+    if options.private_cache.value:
+        stores.insert(0, ("private", store_lib.private()))
+    for name, store in stores:
+        if (model := store.model(kind, op)) is not None:
+            yield _Place(f"{name} model", model)
+    if devices.is_cpu(kind):
+        for name, store in stores:
+            others = [k for k in store.model_kinds(op) if k != devices.folder_name(kind) and devices.is_cpu(k)]
+            for other in sorted(others, key=lambda k: (_unlikeness(kind, k), k)):
+                if (model := store.model(other, op)) is not None:
+                    yield _Place(f"{name} model of another CPU, {other}", model)
+
+
+def _unlikeness(kind: str, other: str) -> int:
+    """How little two CPU kinds have in common: parts of the name that only one of them has."""
+    return len(set(devices.folder_name(kind).split("-")) ^ set(other.split("-")))
+
+
+def _decoded(ba: BoundArguments, place: _Place) -> Any:
+    """Returns the config of a winner, or None with a warning if it does not fit this op or these arguments."""
+    winner: Winner = place.found
+    try:
+        config = serialization.build_dataclass(ba.op.config_cls, dict(winner.config))
+        if ba.op._is_feasible(ba, config):
+            return config
+        reason = "it is not feasible for these arguments"
+    except Exception as error:
+        reason = str(error)
+    warn(f"{place.name}: the config of {ba!r} is not used: {reason}")
+    return None
+
+
+def _exact(ba: BoundArguments, kind: str) -> ConfigChoice | None:
+    stale = None
+    for place in _winners(kind, ba.op.registered_name(), ba.key):
+        changed = environment.stale_parts(place.found.environment)
+        if (stale is not None and changed) or (config := _decoded(ba, place)) is None:
+            continue
+        detail = place.name + (f", measured with {'; '.join(changed)}" if changed else "")
+        choice = ConfigChoice(config, "exact", detail, 1.0)
+        if not changed:
+            return choice
+        stale = choice
+    return stale
+
+
+def _predicted(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
+    """Returns the choice of the first model that stands by one, or None and why the first of them does not."""
+    reasons = []
+    configs = ba.autotuning_configs if options.cost_model.value != "off" else ()
+    if len(configs) < 2:
+        return None, "off" if options.cost_model.value == "off" else "nothing to choose from"
+    extra = [ba.op._get_cost_features(ba, config) for config in configs]
+    for place in _models(kind, ba.op.registered_name()):
+        model: CostModel = place.found
+        choice = model.choose(ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra)
+        if choice.abstain is None:
+            detail = f"{place.name}, nearest measured shape {choice.nearest}" if choice.nearest else place.name
+            return ConfigChoice(configs[choice.index], "model", detail, choice.expected_slowdown), ""
+        reasons.append(f"{place.name}: {choice.abstain}")
+    return None, reasons[0] if reasons else "no model of this op and device"
+
+
+def _tuned(ba: BoundArguments) -> ConfigChoice | None:
+    """Tunes now, in a thread of its own: the caller may be in the middle of a JAX trace."""
+    results: list[AutotuningResult] = []
+    thread = threading.Thread(target=lambda: results.append(bound_arguments.get_runtime().autotune(ba)))
+    thread.start()
+    thread.join()
+    entry = results[0].entries[0] if results and results[0].entries else None
+    if entry is None or entry.best is None:
+        return None
+    _session.put([entry])
+    return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0)
+
+
+def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
+    if ba.op.config_cls is NullConfig:
+        return ConfigChoice(ba.default_config, "heuristic", "nothing to tune", 1.0)
+    if (choice := _exact(ba, kind)) is not None:
+        return choice
+    fallback = options.autotuning_cache_miss_fallback.value
+    if options.replay.value or fallback == "error":
+        raise errors.CacheMissError(
+            f"a measured config must exist for {ba!r} on {kind}, since tokamax.config."
+            f"{'replay is on' if options.replay.value else 'autotuning_cache_miss_fallback is error'}; measure it with "
+            f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache()"
+        )
+    choice, reason = _predicted(ba, kind)
+    if choice is not None:
+        return choice
+    if options.cost_model.value == "required":
+        raise errors.CacheMissError(
+            f"a cost model must stand by a config for {ba!r} on {kind}, since tokamax.config.cost_model is required; "
+            f"{reason}; measure the shape with {HOW_TO_TUNE}"
+        )
+    if fallback == "autotune" and (choice := _tuned(ba)) is not None:
+        return choice
+    return ConfigChoice(ba.default_config, "heuristic", f"the op's default ({reason})")
+
+
+def _log_once(ba: BoundArguments, kind: str, choice: ConfigChoice) -> None:
+    place = kind, ba.key
+    if place in _logged or ba.op.config_cls is NullConfig:
+        return
+    _logged.add(place)
+    hint = "" if choice.source in ("exact", "tuned") else f"; tune with {HOW_TO_TUNE}"
+    _log.info("%r on %s: %s (%s: %s)%s", ba, kind, describe_config(choice.config), choice.source, choice.detail, hint)
+
+
+def choose(ba: BoundArguments) -> ConfigChoice:
+    """Returns the config to run bound arguments with on the current device; see the module's text.
+
+    Raises:
+      CacheMissError: if no config is known and the options forbid to go on without one.
+    """
+    kind = devices.device_kind()
+    memo_key = (ba.fingerprint, kind, options.state(), store_lib.private_dir())
+    choice = _memo.get(memo_key)
+    if choice is None:
+        choice = _choose(ba, kind)
+        _log_once(ba, kind, choice)
+        if choice.source != "tuned":
+            if len(_memo) >= _MEMO_LIMIT:
+                _memo.clear()
+            _memo[memo_key] = choice
+    return choice
+
+
+def forget() -> None:
+    """Drops remembered choices after the caches changed, and makes JAX trace again what was traced with them."""
+    _memo.clear()
+    store_lib.private().reload()
+    options.cache_epoch.set_global(options.cache_epoch.get_global() + 1)

@@ -1,0 +1,59 @@
+"""The environment of a measurement: what a later reader must know to trust it."""
+
+import datetime
+import functools
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+import jaxlib
+
+from tokamax._src import devices
+
+TOOLCHAIN = ("jax", "jaxlib", "backend")
+"""The parts whose change makes a measurement stale."""
+
+
+@functools.cache
+def _fixed() -> dict[str, Any]:
+    try:
+        version = metadata.version("tokamax")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return {
+        "tokamax": version,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def toolchain() -> dict[str, Any]:
+    """Returns the parts of the environment that decide whether a measurement is fresh."""
+    return {**{k: _fixed()[k] for k in ("jax", "jaxlib")}, "backend": devices.current().client.platform_version}
+
+
+def describe(**how: Any) -> dict[str, Any]:
+    """Returns the present environment: versions, device, UTC time, and how was measured (timer, rounds)."""
+    facts = devices.facts()
+    return {
+        **_fixed(),
+        **toolchain(),
+        "cores": facts.cores,
+        "memory_bytes": facts.memory_bytes,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **how,
+    }
+
+
+def stale_parts(environment: Mapping[str, Any]) -> list[str]:
+    """Returns what differs between a recorded toolchain and the present one, as `jax 0.10.2 (now 0.12.0)`."""
+    now = toolchain()
+    return [
+        f"{name} {str(environment.get(name, 'unknown'))[:40]} (now {now[name][:40]})"
+        for name in TOOLCHAIN
+        if environment.get(name) != now[name]
+    ]

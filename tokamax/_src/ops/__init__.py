@@ -1,0 +1,1 @@
+"""Op families: one folder each, one file per kernel."""
