@@ -27,4 +27,5 @@ def forget_choices(private_cache_dir):
     yield
     from tokamax._src import dispatch
 
+    dispatch.session_store.clear()
     dispatch.forget()
