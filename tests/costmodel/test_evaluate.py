@@ -1,0 +1,110 @@
+import dataclasses
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tokamax._src import errors
+from tokamax._src.costmodel import evaluate, rivals
+from tokamax._src.costmodel.model import CostModel, Prediction
+
+SMALL = {evaluate.MODEL: lambda: CostModel(iterations=30), **evaluate.RIVALS}
+
+
+class Oracle:
+    """Knows the times; `abstains` on all."""
+
+    def __init__(self, table, abstains=False):
+        self.table, self.abstains = table, abstains
+
+    def fit(self, problems, facts=None):
+        self.trained_ = {p.group for p in problems}
+        return self
+
+    def predict(self, arguments, configs, device=None, *, default=None, extra=None):
+        problem = self.table[id(arguments)]
+        assert problem.group not in self.trained_
+        order = np.argsort(problem.times_ms)
+        nothing = np.full(len(configs), np.nan)
+        return Prediction(int(order[0]), order, nothing, nothing, abstain="no" if self.abstains else None)
+
+
+def oracles(problems):
+    table = {id(p.arguments): p for p in problems}
+    return {
+        "oracle": lambda: Oracle(table),
+        "silent": lambda: Oracle(table, abstains=True),
+        "default": rivals.Heuristic,
+    }
+
+
+def test_perfect_choices_score_one(problems, facts):
+    scores = evaluate.evaluate_folds(problems, facts, choosers=oracles(problems)).scores
+    oracle = scores["oracle"]
+    assert oracle.mean == oracle.worst == oracle.top_1 == oracle.within_2 == oracle.coverage == 1.0
+    assert oracle.slowdown == 1.0 and oracle.over_5 == 0.0
+
+
+def test_abstention_falls_to_the_default_and_lowers_coverage(problems, facts):
+    scores = evaluate.evaluate_folds(problems, facts, choosers=oracles(problems)).scores
+    assert scores["silent"].coverage == 0.0
+    assert scores["silent"].mean == scores["default"].mean < 1.0
+    assert scores["silent"].top_1 == 1.0
+
+
+def test_failed_choice_scores_nothing(problems, facts):
+    times = [np.where(np.arange(len(p.configs)) == 0, np.nan, p.times_ms) for p in problems]
+    broken = [dataclasses.replace(p, times_ms=t) for p, t in zip(problems, times, strict=True)]
+    scores = evaluate.evaluate_folds(broken, facts, choosers={"default": rivals.Heuristic}).scores
+    assert scores["default"].mean == 0.0
+
+
+def test_model_beats_its_rivals(problems, facts):
+    report = evaluate.evaluate_folds(problems, facts, count=3, choosers=SMALL)
+    assert report.beats_rivals()
+    assert report.problems == len(problems) and report.groups == len({p.group for p in problems})
+    assert set(report.scores) == {"model", "heuristic", "best single", "nearest shape", "5 nearest", "random"}
+    assert json.loads(json.dumps(report.to_dict()))["scores"]["model"]["mean"] == report.scores["model"].mean
+    assert "nearest shape" in report.table()
+
+
+def test_largest_shapes_are_held_out(problems, facts):
+    report = evaluate.evaluate_largest(problems, facts, share=0.25, choosers=oracles(problems))
+    assert report.groups == 6 and report.scores["oracle"].mean == 1.0
+
+
+def test_splits_that_score_nothing_are_errors(problems, facts):
+    with pytest.raises(errors.ArgumentError, match="distinct shapes"):
+        evaluate.evaluate_folds(problems[:3], facts)
+    with pytest.raises(errors.ArgumentError, match="distinct shapes"):
+        evaluate.evaluate_folds([], facts)
+    for share in (0.0, 1.0):
+        with pytest.raises(errors.ArgumentError, match="shapes to learn from and shapes to score"):
+            evaluate.evaluate_largest(problems, facts, share=share)
+
+
+def _tables():
+    path = pathlib.Path(__file__).parents[2] / "training" / "tables.py"
+    if not path.exists():
+        pytest.skip("training/ is not installed")
+    spec = importlib.util.spec_from_file_location("tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_public_matmul_table():
+    tables = _tables()
+    if not (tables.folder() / "gpu_matmul_triton.csv.gz").exists():
+        pytest.skip("the public tables are not on this disk")
+    problems = tables.matmul("H100")
+    assert len(problems) == 1519
+    groups = sorted({p.group for p in problems})
+    chosen = set(np.random.default_rng(0).choice(groups, 90, replace=False))
+    sample = [p for p in problems if p.group in chosen]
+    choosers = {evaluate.MODEL: lambda: CostModel(iterations=80), "5 nearest": rivals.KNearest}
+    report = evaluate.evaluate_folds(sample, tables.facts(sample[0].device_kind), count=2, choosers=choosers)
+    assert report.scores["model"].top_1 > report.scores["5 nearest"].top_1
+    assert report.scores["model"].top_1 > 0.9

@@ -1,0 +1,1 @@
+"""Cost model: predicts which config is fast for a shape that nobody tuned."""

@@ -1,0 +1,126 @@
+"""Training problems: one shape in one tuning session, with the time of each config."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokamax._src import errors
+from tokamax._src.costmodel import features
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One measured shape of an op.
+
+    Attributes:
+      op: registered name of the op.
+      key: names the shape, dtypes and flags; equal for two sessions of the same bound op.
+      group: names the bare shape. Problems of one group never stand on both sides of a split.
+      arguments: name -> value; arrays are `ArraySpec`.
+      configs: the candidates, dataclasses or dicts.
+      times_ms: time of each config, `[configs]`; nan where it failed.
+      default: index of the config that runs without tuning, if known.
+      device_kind: the device that was measured.
+      extra: the op's own features of each config, if it has any.
+    """
+
+    op: str
+    key: str
+    group: str
+    arguments: Mapping[str, Any]
+    configs: tuple[Any, ...]
+    times_ms: np.ndarray
+    default: int | None = None
+    device_kind: str = ""
+    extra: tuple[Mapping[str, float], ...] | None = None
+
+    def __post_init__(self) -> None:
+        times = np.asarray(self.times_ms, dtype=np.float64)
+        if times.shape != (len(self.configs),):
+            raise errors.ArgumentError(
+                f"times_ms must have one entry per config, got {times.shape} for {len(self.configs)} configs"
+            )
+        if np.any(times <= 0) or np.any(np.isinf(times)):
+            raise errors.ArgumentError(f"times_ms of {self.key[:80]} must be positive and finite, or nan for a failure")
+        if self.default is not None and not 0 <= self.default < len(self.configs):
+            raise errors.ArgumentError(f"default must index one of {len(self.configs)} configs, got {self.default}")
+        object.__setattr__(self, "times_ms", times)
+
+    @property
+    def works(self) -> np.ndarray:
+        """Which configs ran, `[configs]`."""
+        return ~np.isnan(self.times_ms)
+
+    @property
+    def best_ms(self) -> float:
+        """The least time; nan if no config ran."""
+        return float(np.nanmin(self.times_ms)) if self.works.any() else float("nan")
+
+    @property
+    def log_slowdown(self) -> np.ndarray:
+        """log(time / best time), `[configs]`; nan where the config failed."""
+        return np.log(self.times_ms / self.best_ms)
+
+
+def shape_group(arguments: Mapping[str, Any]) -> str:
+    """Names the bare shape: the distinct sizes of all array axes, without order, dtype or optional arrays.
+
+    This is coarse on purpose: a transposed copy, or a copy with a mask of the same sizes, is no new shape.
+    """
+    sizes = set(features.dimensions(features.describe(arguments)).values()) - {1}
+    return "x".join(map(str, sorted(sizes))) or "1"
+
+
+def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
+    """Turns tuning entries into problems, one per entry: times of two sessions are never mixed.
+
+    Entries with fewer than two configs that ran teach nothing about choosing and are left out.
+    """
+    problems = []
+    for entry in entries:
+        configs = tuple(entry.outcomes)
+        times = np.array([getattr(entry.outcomes[c], "median_ms", np.nan) for c in configs], dtype=np.float64)
+        times = np.where(np.isfinite(times) & (times > 0), times, np.nan)
+        if np.isfinite(times).sum() < 2:
+            continue
+        ba = entry.bound_args
+        extra = tuple(ba.op._get_cost_features(ba, c) or {} for c in configs)
+        problems.append(
+            Problem(
+                op=ba.op.registered_name(),
+                key=ba.key,
+                group=shape_group(ba.abstract),
+                arguments=dict(ba.abstract),
+                configs=configs,
+                times_ms=times,
+                default=configs.index(entry.default) if entry.default in configs else None,
+                device_kind=entry.device_kind,
+                extra=extra if any(extra) else None,
+            )
+        )
+    return problems
+
+
+def folds(groups: Sequence[str], count: int) -> np.ndarray:
+    """Assigns each problem a fold by its group: the same groups give the same folds in any order.
+
+    Args:
+      groups: group of each problem.
+      count: number of folds.
+
+    Returns:
+      Fold of each problem, `[problems]`, of sizes that differ by at most one group.
+
+    Raises:
+      ArgumentError: if there are fewer groups than folds.
+    """
+    distinct = sorted(set(groups), key=lambda g: hashlib.sha256(g.encode()).digest())
+    if count < 2 or len(distinct) < count:
+        raise errors.ArgumentError(
+            f"a split into {count} folds needs at least 2 folds and as many distinct shapes, got {len(distinct)} shapes"
+        )
+    fold_of = {group: i % count for i, group in enumerate(distinct)}
+    return np.array([fold_of[g] for g in groups])

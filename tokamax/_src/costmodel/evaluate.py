@@ -1,0 +1,228 @@
+"""How good choosers are on shapes they never saw: efficiency, top-k and coverage, beside the rivals.
+
+Efficiency is best time / time of the chosen config, 1.0 at best; a config that failed counts 0.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokamax._src import devices, errors
+from tokamax._src.costmodel import dataset, features, rivals
+from tokamax._src.costmodel.dataset import Problem
+from tokamax._src.costmodel.model import Chooser, CostModel
+
+MODEL = "model"
+RIVALS: Mapping[str, Callable[[], Chooser]] = {
+    "heuristic": rivals.Heuristic,
+    "best single": rivals.BestSingle,
+    "nearest shape": rivals.NearestShape,
+    "5 nearest": rivals.KNearest,
+    "random": rivals.RandomConfig,
+}
+_FLOOR = 1e-3  # a failed choice enters the geometric mean as a thousandfold slowdown
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Efficiencies of one chooser over all scored problems.
+
+    Attributes:
+      mean: mean efficiency of the choices; where the chooser abstained, of the default.
+      p10: tenth percentile.
+      worst: least.
+      within_2: share of choices at most 2 % slow.
+      within_5: share of choices at most 5 % slow.
+      slowdown: geometric mean of time / best time.
+      coverage: share of problems on which the chooser did not abstain.
+      over_5: share more than 5 % slow among those.
+      over_15: share more than 15 % slow among those.
+      top_1: mean efficiency of the first of its order, abstentions aside.
+      top_3: mean efficiency of the best among the first three.
+      top_5: mean efficiency of the best among the first five.
+    """
+
+    mean: float
+    p10: float
+    worst: float
+    within_2: float
+    within_5: float
+    slowdown: float
+    coverage: float
+    over_5: float
+    over_15: float
+    top_1: float
+    top_3: float
+    top_5: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Result of an evaluation.
+
+    Attributes:
+      op: name of the op.
+      device_kind: the device.
+      split: how problems were held out.
+      problems: number of scored problems.
+      groups: number of distinct shapes among them.
+      scores: chooser -> scores.
+    """
+
+    op: str
+    device_kind: str
+    split: str
+    problems: int
+    groups: int
+    scores: Mapping[str, Scores]
+
+    def beats_rivals(self) -> bool:
+        """Whether the model's mean efficiency is above that of every rival."""
+        ours = self.scores[MODEL].mean
+        return all(ours > s.mean for name, s in self.scores.items() if name != MODEL)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain JSON data."""
+        return dataclasses.asdict(self)
+
+    def table(self) -> str:
+        """Returns the report as text."""
+        names = [f.name for f in dataclasses.fields(Scores)]
+        lines = [f"{self.op} on {self.device_kind}: {self.problems} problems, {self.groups} shapes, {self.split}"]
+        lines.append(f"{'':14}" + "".join(f"{name.replace('_', ' '):>10}" for name in names))
+        for chooser, scores in self.scores.items():
+            lines.append(f"{chooser:14}" + "".join(f"{getattr(scores, name):10.4f}" for name in names))
+        return "\n".join(lines)
+
+
+def evaluate_folds(
+    problems: Sequence[Problem],
+    facts: devices.DeviceFacts | None = None,
+    *,
+    count: int = 5,
+    choosers: Mapping[str, Callable[[], Chooser]] | None = None,
+) -> Report:
+    """Scores choosers on shape-grouped folds: each problem by choosers that never saw its shape.
+
+    Args:
+      problems: measured problems of one op on one device.
+      facts: the device's facts.
+      count: number of folds.
+      choosers: name -> constructor; by default the cost model and its rivals.
+
+    Raises:
+      ArgumentError: if a fold would score nothing.
+    """
+    problems = _scorable(problems)
+    fold = dataset.folds([p.group for p in problems], count)
+    splits = [(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(count)]
+    return _evaluate(problems, splits, f"{count} shape-grouped folds", facts, choosers)
+
+
+def evaluate_largest(
+    problems: Sequence[Problem],
+    facts: devices.DeviceFacts | None = None,
+    *,
+    share: float = 0.2,
+    choosers: Mapping[str, Callable[[], Chooser]] | None = None,
+) -> Report:
+    """Scores choosers on the largest shapes, learned from the smaller ones; see `evaluate_folds`.
+
+    Args:
+      problems: measured problems of one op on one device.
+      facts: the device's facts.
+      share: share of the shapes that is held out.
+      choosers: name -> constructor; by default the cost model and its rivals.
+    """
+    problems = _scorable(problems)
+    size = {p.group: _elements(p) for p in problems}
+    ranked = sorted(size, key=lambda g: (size[g], g))
+    held_out = set(ranked[len(ranked) - round(share * len(ranked)) :])
+    is_test = np.array([p.group in held_out for p in problems], dtype=bool)
+    splits = [(np.flatnonzero(~is_test), np.flatnonzero(is_test))]
+    return _evaluate(problems, splits, f"largest {share:.0%} of the shapes held out", facts, choosers)
+
+
+def _scorable(problems: Sequence[Problem]) -> list[Problem]:
+    return [p for p in problems if p.works.sum() >= 2]
+
+
+def _elements(problem: Problem) -> int:
+    """Returns the elements of all arrays of a problem."""
+    scalars = features.describe(problem.arguments)
+    sizes: dict[str, int] = {}
+    for name, size in features.dimensions(scalars).items():
+        array = name.rpartition("[")[0]
+        sizes[array] = sizes.get(array, 1) * size
+    return sum(sizes.values())
+
+
+def _evaluate(
+    problems: Sequence[Problem],
+    splits: Sequence[tuple[np.ndarray, np.ndarray]],
+    split: str,
+    facts: devices.DeviceFacts | None,
+    choosers: Mapping[str, Callable[[], Chooser]] | None,
+) -> Report:
+    for train, test in splits:
+        if not len(train) or not len(test):
+            raise errors.ArgumentError(
+                f"every part of the split ({split}) must have shapes to learn from and shapes to score, got "
+                f"{len(train)} and {len(test)} of {len(problems)} problems; measure more shapes"
+            )
+    choosers = {MODEL: CostModel, **RIVALS} if choosers is None else choosers
+    found: dict[str, list[tuple[float, bool, np.ndarray]]] = {name: [] for name in choosers}
+    for train, test in splits:
+        known = [problems[i] for i in train]
+        fallback = rivals.KNearest().fit(known)
+        for name, make in choosers.items():
+            chooser = make().fit(known, facts)
+            found[name] += [_outcome(chooser, problems[i], facts, fallback) for i in test]
+    scored = np.concatenate([test for _, test in splits])
+    return Report(
+        op=problems[0].op,
+        device_kind=problems[0].device_kind,
+        split=split,
+        problems=len(scored),
+        groups=len({problems[i].group for i in scored}),
+        scores={name: _scores(outcomes) for name, outcomes in found.items()},
+    )
+
+
+def _outcome(
+    chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None, fallback: Chooser
+) -> tuple[float, bool, np.ndarray]:
+    """Returns (efficiency of the choice, whether it was stood by, efficiencies in the chooser's order)."""
+    told = {"default": problem.default, "extra": problem.extra}
+    prediction = chooser.predict(problem.arguments, problem.configs, facts, **told)
+    efficiency = np.nan_to_num(problem.best_ms / problem.times_ms, nan=0.0)
+    index = prediction.index
+    if prediction.abstain is not None:
+        # Without a default there is no heuristic to fall to, so the nearest shapes stand in for it.
+        index = problem.default
+        if index is None:
+            index = fallback.predict(problem.arguments, problem.configs, facts).index
+    return float(efficiency[index]), prediction.abstain is None, efficiency[prediction.order]
+
+
+def _scores(outcomes: Sequence[tuple[float, bool, np.ndarray]]) -> Scores:
+    efficiency = np.array([e for e, _, _ in outcomes])
+    stands = np.array([s for _, s, _ in outcomes])
+    stood_by = efficiency[stands] if stands.any() else np.ones(1)
+    top = {k: float(np.mean([order[:k].max() for _, _, order in outcomes])) for k in (1, 3, 5)}
+    return Scores(
+        mean=float(efficiency.mean()),
+        p10=float(np.quantile(efficiency, 0.1)),
+        worst=float(efficiency.min()),
+        within_2=float((efficiency >= 1 / 1.02).mean()),
+        within_5=float((efficiency >= 1 / 1.05).mean()),
+        slowdown=float(np.exp(-np.log(np.maximum(efficiency, _FLOOR)).mean())),
+        coverage=float(stands.mean()),
+        over_5=float((stood_by < 1 / 1.05).mean()),
+        over_15=float((stood_by < 1 / 1.15).mean()),
+        top_1=top[1],
+        top_3=top[3],
+        top_5=top[5],
+    )
