@@ -1,0 +1,95 @@
+"""Attention for users."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tokamax._src import errors, registry
+from tokamax._src.ops.dot_product_attention import base, xla_chunked
+
+FAMILY = "dot_product_attention"
+DEFAULT = "xla_chunked"
+
+__all__ = ["base", "dot_product_attention", "xla_chunked"]
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: jax.Array | None = None,
+    key_value_seq_lengths: jax.Array | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    logits_soft_cap: float | None = None,
+    implementation: str | Sequence[str] | None = None,
+) -> jax.Array:
+    """Computes `softmax(scale * q @ k.T + bias) @ v` for each head.
+
+    The arguments are those of `jax.nn.dot_product_attention`, and a soft cap. Softmax runs in float32. Where a query
+    sees no key at all, its output is the average of all values, as in JAX.
+
+        >>> import jax.numpy as jnp
+        >>> import tokamax
+        >>> q = k = v = jnp.ones((1, 16, 4, 32))
+        >>> tokamax.dot_product_attention(q, k, v, is_causal=True).shape
+        (1, 16, 4, 32)
+
+    Args:
+      query: `[B,T,N,H]` or `[T,N,H]`.
+      key: `[B,S,K,H]` or `[S,K,H]`, with K a divisor of N: each head of keys serves N / K heads of queries.
+      value: as key.
+      bias: what to add to the logits, broadcastable to `[B,N,T,S]`.
+      mask: bool, broadcastable to `[B,N,T,S]`; True where a query sees a key.
+      scale: factor of the logits; by default `1 / sqrt(H)`.
+      is_causal: whether a query sees no later key.
+      query_seq_lengths: int32 `[B]`; the output of queries beyond is zero.
+      key_value_seq_lengths: int32 `[B]`; keys beyond are not seen.
+      local_window_size: how many keys before and after its own position a query sees: `(left, right)`, or one number
+        for both.
+      logits_soft_cap: cap of the logits before bias and mask, `cap * tanh(logits / cap)`; None for none.
+      implementation: `"xla"`, `"xla_chunked"`, or several in order of preference; None for the default.
+
+    Returns:
+      An array of the shape and dtype of query.
+
+    Raises:
+      ArgumentError: if the arguments do not fit each other, or there is no such implementation.
+      UnsupportedError: if none of the named implementations can run; the message says why.
+    """
+    names = [DEFAULT] if implementation is None else implementation
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise errors.ArgumentError(f"implementation must name at least one of {registry.implementations(FAMILY)}")
+    ops: list[Any] = [registry.implementation(FAMILY, name)() for name in names]
+    reasons: list[str] = []
+    for name, op in zip(names, ops, strict=True):
+        device = jax.local_devices()[0]
+        if not op.supported_on(device):
+            reasons.append(f"{name} does not run on {device.device_kind}")
+            continue
+        try:
+            return op(
+                query,
+                key,
+                value,
+                bias,
+                mask,
+                scale=scale,
+                is_causal=is_causal,
+                query_seq_lengths=query_seq_lengths,
+                key_value_seq_lengths=key_value_seq_lengths,
+                local_window_size=local_window_size,
+                logits_soft_cap=logits_soft_cap,
+            )
+        except errors.UnsupportedError as error:
+            reasons.append(f"{name}: {error}")
+    raise errors.UnsupportedError(
+        f"one implementation of {names} must be able to run here; {'; '.join(reasons)}; "
+        f"try one of {registry.implementations(FAMILY)}"
+    )

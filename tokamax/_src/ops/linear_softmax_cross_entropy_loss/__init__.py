@@ -1,0 +1,1 @@
+"""Cross entropy of a linear layer: the loss of a language model's head."""
