@@ -28,7 +28,9 @@ def test_program_order_and_once_each():
     assert [ba.op.flavour for ba in get_bound_args(f, x)] == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("make", [lambda f: f, jax.jit, lambda f: jax.jit(f).lower(*arrays())], ids=["fn", "jit", "low"])
+@pytest.mark.parametrize(
+    "make", [lambda f: f, jax.jit, lambda f: jax.jit(f).lower(*arrays())], ids=["fn", "jit", "low"]
+)
 def test_sources(make):
     f = make(lambda x, w: Toy()(x, w))
     args = () if isinstance(f, jax.stages.Lowered) else arrays()
@@ -41,7 +43,7 @@ def test_keyword_and_static_arguments():
     assert found[0].arguments["scale"] == 3
 
 
-@pytest.mark.parametrize("text", ["{", '"', "a/b", "\\", "ü{\n}", 'x"}]}\'', "tokamax:{}", "#loc1", "@f("])
+@pytest.mark.parametrize("text", ["{", '"', "a/b", "\\", "ü{\n}", "x\"}]}'", "tokamax:{}", "#loc1", "@f("])
 def test_strings_survive(text):
     x, w = arrays()
 
@@ -60,7 +62,9 @@ def test_strings_survive(text):
 
 @given(st.text())
 def test_unescape_undoes_mlir_escapes(text):
-    escaped = "".join(f"\\{b:02X}" if b in b'"\\' or not 32 <= b < 127 else chr(b) for b in text.encode("utf-8", "replace"))
+    escaped = "".join(
+        f"\\{b:02X}" if b in b'"\\' or not 32 <= b < 127 else chr(b) for b in text.encode("utf-8", "replace")
+    )
     assert capture.unescape(escaped) == text.encode("utf-8", "replace").decode()
 
 
@@ -90,7 +94,7 @@ def test_grad_of_vmap_of_scan():
     x, w = arrays()
 
     def f(xs):
-        body = lambda c, x: (c + TOY_WITH_VJP(x, w).sum(), None)  # noqa: E731
+        body = lambda c, x: (c + TOY_WITH_VJP(x, w).sum(), None)
         return jax.vmap(lambda xs: jax.lax.scan(body, 0.0, xs)[0])(xs).sum()
 
     found = get_bound_args(jax.grad(f), jnp.zeros((3, 2, *x.shape)))

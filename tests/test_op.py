@@ -111,7 +111,7 @@ def test_shard_map_sees_the_local_shape(op):
     spec = jax.sharding.PartitionSpec
 
     def f(x, w):
-        body = lambda x, w: op(x[0], w)[None]  # noqa: E731
+        body = lambda x, w: op(x[0], w)[None]
         return jax.shard_map(body, mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec("d"))(x, w).sum()
 
     want = jax.grad(lambda x: (x @ w).sum())(x)

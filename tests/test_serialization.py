@@ -108,7 +108,7 @@ def test_lambda_cannot_go_into_a_file():
 
 
 def test_lambda_is_known_within_the_process():
-    function = lambda x: x  # noqa: E731
+    function = lambda x: x
     assert serialization.decode(serialization.encode(function, local=True)) is function
 
 

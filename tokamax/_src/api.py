@@ -94,7 +94,9 @@ def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments
     data = serialization.loads(pathlib.Path(source).read_bytes() if text is None else text)
     items = data.get("bound_args") if isinstance(data, dict) and data.get("schema") == BOUND_ARGS_SCHEMA else data
     if not isinstance(items, list):
-        raise errors.FormatError(f"the JSON must be bound arguments (schema {BOUND_ARGS_SCHEMA!r}), got {str(data)[:60]!r}")
+        raise errors.FormatError(
+            f"the JSON must be bound arguments (schema {BOUND_ARGS_SCHEMA!r}), got {str(data)[:60]!r}"
+        )
     return tuple(map(BoundArguments.from_json, items))
 
 

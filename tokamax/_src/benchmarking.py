@@ -10,8 +10,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tokamax._src import errors, numerics, shapes, timing
+from tokamax._src.bound_arguments import BoundArguments
+from tokamax._src.inputs import example_inputs
 
 Mode = Literal["forward", "forward_res", "vjp", "forward_and_vjp"]
 
@@ -35,7 +38,9 @@ class BenchmarkData:
     def __post_init__(self) -> None:
         samples = tuple(round(float(s), 6) for s in self.samples_ms)
         if not samples or not all(math.isfinite(s) and s >= 0 for s in samples):
-            raise errors.ArgumentError(f"samples_ms must be one or more times in ms, finite and not negative, got {samples}")
+            raise errors.ArgumentError(
+                f"samples_ms must be one or more times in ms, finite and not negative, got {samples}"
+            )
         object.__setattr__(self, "samples_ms", samples)
 
     @property
@@ -135,9 +140,11 @@ def standardize_function(
     """
     if mode not in ("forward", "forward_res", "vjp", "forward_and_vjp"):
         raise errors.ArgumentError(f"mode must be forward, forward_res, vjp or forward_and_vjp, got {mode!r}")
-    if hasattr(f, "as_function") and hasattr(f, "arguments"):
+    if isinstance(f, BoundArguments):
+        if args or kwargs:
+            raise errors.ArgumentError(f"bound arguments must come alone, got further arguments for {f!r}")
         call, _ = f.as_function()
-        arrays = f.example_inputs(seed=seed)
+        arrays = example_inputs(f, seed=seed)
     else:
         call, arrays = _of_arrays(f, args, dict(kwargs or {}), seed)
     return _with_mode(call, arrays, mode)
@@ -190,7 +197,7 @@ def _with_mode(
 
     def forward_and_vjp(arrays: Sequence[Any]) -> Any:
         out, vjp = vjp_of(arrays)
-        return out, vjp(jax.tree.map(jnp.ones_like, out))
+        return out, vjp(jax.tree.map(_cotangent, out))
 
     if mode == "forward_res":
         return forward_res, arrays
@@ -198,10 +205,19 @@ def _with_mode(
         return forward_and_vjp, arrays
     out, vjp = jax.jit(vjp_of)(arrays)
     residuals, treedef = jax.tree.flatten(vjp)
-    cotangents, out_treedef = jax.tree.flatten(jax.tree.map(jnp.ones_like, out))
+    cotangents, out_treedef = jax.tree.flatten(jax.tree.map(_cotangent, out))
+    given = [x for x in cotangents if isinstance(x, jax.Array)]
 
     def backward(arrays: Sequence[Any]) -> Any:
-        saved, dout = arrays[: len(residuals)], arrays[len(residuals) :]
-        return treedef.unflatten(saved)(out_treedef.unflatten(dout))
+        saved, dout = arrays[: len(residuals)], iter(arrays[len(residuals) :])
+        cotangent = [next(dout) if isinstance(x, jax.Array) else x for x in cotangents]
+        return treedef.unflatten(saved)(out_treedef.unflatten(cotangent))
 
-    return backward, [*residuals, *cotangents]
+    return backward, [*residuals, *given]
+
+
+def _cotangent(out: Any) -> Any:
+    """Returns ones for a floating-point output; others, such as indices, have no cotangent."""
+    if jax.dtypes.issubdtype(jnp.result_type(out), np.inexact):
+        return jnp.ones_like(out)
+    return np.zeros(np.shape(out), jax.dtypes.float0)

@@ -49,7 +49,7 @@ def folder_name(kind: str) -> str:
 
 def current() -> Any:
     """Returns the JAX device that ops run on by default."""
-    default = jax.config.jax_default_device
+    default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if default is None:
         return jax.devices()[0]
     return jax.devices(default)[0] if isinstance(default, str) else default
@@ -115,21 +115,30 @@ def _cache_bytes(index: int) -> int | None:
     return int(digits) * scale if digits.isdigit() else None
 
 
+def _clock_ghz() -> float | None:
+    """The highest clock that the system states; what it runs at now would differ from call to call."""
+    try:
+        khz = pathlib.Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()
+    except OSError:
+        return None
+    return round(int(khz) / 1e6, 3) if khz.strip().isdigit() else None
+
+
 @functools.cache
 def _host_facts() -> DeviceFacts:
     info = _cpuinfo()
     flags = set(info.get("flags", info.get("Features", "")).split())
     vector_bits = 512 if "avx512f" in flags else 256 if "avx2" in flags else 128
-    clock = info.get("cpu MHz")
     try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # In GiB, since the exact figure differs from boot to boot.
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30) * 2**30
     except (ValueError, OSError, AttributeError):
         memory = None
     return DeviceFacts(
         kind=_host_kind(),
         platform="cpu",
         cores=_usable_cores(),
-        clock_ghz=round(float(clock) / 1000, 3) if clock else None,
+        clock_ghz=_clock_ghz(),
         l1_bytes=_cache_bytes(0),
         l2_bytes=_cache_bytes(2),
         l3_bytes=_cache_bytes(3),

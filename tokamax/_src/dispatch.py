@@ -16,7 +16,7 @@ from tokamax._src import bound_arguments, devices, environment, errors, options,
 from tokamax._src.autotuning import store as store_lib
 from tokamax._src.autotuning.result import AutotuningResult, Winner, describe_config
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice
-from tokamax._src.costmodel.model import CostModel
+from tokamax._src.costmodel.model import CostModel, Prediction
 from tokamax._src.op import NullConfig
 
 _log = logging.getLogger("tokamax")
@@ -24,8 +24,8 @@ _MEMO_LIMIT = 100_000
 
 _memo: dict[Any, ConfigChoice] = {}
 _logged: set[tuple[str, str]] = set()
-_session = store_lib.MemoryStore()
-"""Winners of tunings that dispatch itself asked for, where the private cache is off or cannot be written."""
+session_store = store_lib.MemoryStore()
+"""Winners of the tunings that dispatch itself asked for."""
 
 HOW_TO_TUNE = "tokamax.autotune(f, *args)"
 
@@ -48,7 +48,7 @@ def _winners(kind: str, op: str, key: str) -> Iterator[_Place]:
     for depth, overlay in enumerate(reversed(options.overlays.value)):
         if (winner := overlay.winners.get((kind, key))) is not None:
             yield _Place("the active result" if depth == 0 else f"active result {depth} levels out", winner)
-    if (winner := _session.winner(kind, op, key)) is not None:
+    if (winner := session_store.winner(kind, op, key)) is not None:
         yield _Place("tuned in this process", winner)
     if options.private_cache.value and (winner := store_lib.private().winner(kind, op, key)) is not None:
         yield _Place("private cache", winner)
@@ -108,20 +108,33 @@ def _exact(ba: BoundArguments, kind: str) -> ConfigChoice | None:
     return stale
 
 
-def _predicted(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
-    """Returns the choice of the first model that stands by one, or None and why the first of them does not."""
-    reasons = []
-    configs = ba.autotuning_configs if options.cost_model.value != "off" else ()
+def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
+    """Yields what each cost model says about the space of bound arguments on this device, the preferred model first.
+
+    Indices refer to `ba.autotuning_configs`.
+    """
+    kind, configs = devices.device_kind(), ba.autotuning_configs
     if len(configs) < 2:
-        return None, "off" if options.cost_model.value == "off" else "nothing to choose from"
+        return
     extra = [ba.op._get_cost_features(ba, config) for config in configs]
     for place in _models(kind, ba.op.registered_name()):
         model: CostModel = place.found
-        choice = model.choose(ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra)
-        if choice.abstain is None:
-            detail = f"{place.name}, nearest measured shape {choice.nearest}" if choice.nearest else place.name
-            return ConfigChoice(configs[choice.index], "model", detail, choice.expected_slowdown), ""
-        reasons.append(f"{place.name}: {choice.abstain}")
+        yield place.name, model.choose(
+            ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra
+        )
+
+
+def _predicted(ba: BoundArguments) -> tuple[ConfigChoice | None, str]:
+    """Returns the choice of the first model that stands by one, or None and why the first of them does not."""
+    if options.cost_model.value == "off":
+        return None, "cost models are off"
+    reasons = []
+    for name, prediction in predictions(ba):
+        if prediction.abstain is None:
+            detail = f"{name}, nearest measured shape {prediction.nearest}" if prediction.nearest else name
+            config = ba.autotuning_configs[prediction.index]
+            return ConfigChoice(config, "model", detail, prediction.expected_slowdown), ""
+        reasons.append(f"{name}: {prediction.abstain}")
     return None, reasons[0] if reasons else "no model of this op and device"
 
 
@@ -134,7 +147,7 @@ def _tuned(ba: BoundArguments) -> ConfigChoice | None:
     entry = results[0].entries[0] if results and results[0].entries else None
     if entry is None or entry.best is None:
         return None
-    _session.put([entry])
+    session_store.put([entry])
     return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0)
 
 
@@ -150,7 +163,7 @@ def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
             f"{'replay is on' if options.replay.value else 'autotuning_cache_miss_fallback is error'}; measure it with "
             f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache()"
         )
-    choice, reason = _predicted(ba, kind)
+    choice, reason = _predicted(ba)
     if choice is not None:
         return choice
     if options.cost_model.value == "required":

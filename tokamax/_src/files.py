@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-import tempfile
+import uuid
 from collections.abc import Iterator
 
 import filelock
@@ -24,13 +24,18 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
     Raises:
       StorageError: if the folder cannot be written.
     """
+    # Not `tempfile`, whose files nobody else may read: a result is often meant for a colleague.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".tmp", delete=False) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, path)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise _explained(path, error) from error
 

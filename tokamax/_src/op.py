@@ -8,9 +8,11 @@ of `jit` compile once.
 """
 
 import dataclasses
+import enum
 import functools
 import inspect
 import types
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
@@ -75,10 +77,22 @@ class _Binder:
         return dict(bound.arguments)
 
 
+def _named_types(config_cls: type) -> set[type]:
+    """Returns the enums and dataclasses that the fields of a config may hold: files name them."""
+    if not dataclasses.is_dataclass(config_cls):
+        return set()
+    try:
+        hints = typing.get_type_hints(config_cls)
+    except (NameError, TypeError):  # A type that is only known to type checkers.
+        return set()
+    candidates = {t for hint in hints.values() for t in (hint, *typing.get_args(hint)) if isinstance(t, type)}
+    return {t for t in candidates if issubclass(t, enum.Enum) or dataclasses.is_dataclass(t)}
+
+
 _MISSING = object()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _binder(cls: type) -> _Binder:
     return _Binder(cls)
 
@@ -110,6 +124,8 @@ class Op(Generic[_P, _T, _R, _C, _K]):
         if inspect.isfunction(own := cls.__dict__.get("bind")):
             cls.bind = _ClassOrInstanceMethod(own)
         registry.add_op(cls.registered_name(), cls)
+        for value_type in _named_types(cls.config_cls):
+            registry.remember(value_type)
 
     @classmethod
     def registered_name(cls) -> str:

@@ -96,7 +96,7 @@ def encode(value: Any, *, local: bool = False) -> Any:
     Raises:
       SerializationError: if the value cannot be written.
     """
-    if value is None or isinstance(value, (bool, str)) and type(value) in (bool, str):
+    if value is None or (isinstance(value, (bool, str)) and type(value) in (bool, str)):
         return value
     if type(value) is int:
         return value
@@ -127,7 +127,7 @@ def encode(value: Any, *, local: bool = False) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _encode_dataclass(value, local)
     if _is_scalar_type(value):
-        return {"$dtype": shapes.dtype_name(value.dtype)}
+        return {"$dtype": shapes.dtype_name(getattr(value, "dtype"))}  # noqa: B009
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) or hasattr(value, "__qualname__"):
         return _encode_function(value, local)
     leaves, treedef = jax.tree.flatten(value)

@@ -118,10 +118,7 @@ def abstract(tree: Any) -> Any:
 def without_unit_axes(specs: list[ArraySpec]) -> list[ArraySpec]:
     """Drops the vmap levels that batch nothing or have size one: they change no program worth tuning apart."""
     levels = max((len(spec.vmap) for spec in specs), default=0)
-    keep = [
-        i for i in range(levels) if any(i < len(spec.vmap) and spec.vmap[i] > 1 for spec in specs)
-    ]
+    keep = [i for i in range(levels) if any(i < len(spec.vmap) and spec.vmap[i] > 1 for spec in specs)]
     return [
-        dataclasses.replace(spec, vmap=tuple(spec.vmap[i] if i < len(spec.vmap) else 0 for i in keep))
-        for spec in specs
+        dataclasses.replace(spec, vmap=tuple(spec.vmap[i] if i < len(spec.vmap) else 0 for i in keep)) for spec in specs
     ]

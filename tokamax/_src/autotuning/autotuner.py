@@ -214,7 +214,9 @@ def _run_step(session: _Session, runner: _Runner, config: Any, step: Callable[[]
     except TimeoutError as error:
         limit = runner.timeout_s
         own = bool(error.args)
-        session.fail(config, Failure.of("run", error) if own else Failure("timeout", f"a run took more than {limit:g} s"))
+        session.fail(
+            config, Failure.of("run", error) if own else Failure("timeout", f"a run took more than {limit:g} s")
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -233,8 +235,16 @@ def _warm_up(
             continue
         if reference is None:
             reference = output
-        elif (reason := check(output[0], reference[0])) is not None:
-            session.fail(config, Failure("check", reason))
+        elif (failure := _checked(check, output[0], reference[0])) is not None:
+            session.fail(config, failure)
+
+
+def _checked(check: Callable[[Any, Any], str | None], output: Any, reference: Any) -> Failure | None:
+    try:
+        reason = check(output, reference)
+    except Exception as error:
+        return Failure.of("check", error)
+    return None if reason is None else Failure("check", reason)
 
 
 def _measure(
@@ -242,16 +252,17 @@ def _measure(
 ) -> None:
     """Measures in interleaved rounds; clear losers stop early, finalists get as many rounds again."""
 
+    def sample(config: Any) -> list[float]:
+        times = timer(session.compiled[config].run, bound_args=bound_args, config=config, rounds=1)
+        return [float(ms) for ms in times]
+
     def one_round(configs: Sequence[Any], number: int) -> None:
         for config in search.shuffled(configs, number):
-            step = functools.partial(
-                timer, session.compiled[config].run, bound_args=bound_args, config=config, rounds=1
-            )
-            samples = _run_step(session, runner, config, step)
+            samples = _run_step(session, runner, config, functools.partial(sample, config))
             if samples is None:
                 continue
             if len(samples) == 1 and math.isfinite(samples[0]) and samples[0] >= 0:
-                session.samples.setdefault(config, []).append(float(samples[0]))
+                session.samples.setdefault(config, []).append(samples[0])
             else:
                 session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
 

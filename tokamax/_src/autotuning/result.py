@@ -211,9 +211,7 @@ class AutotuningResult:
     @functools.cached_property
     def overlay(self) -> Overlay:
         """What this result says at dispatch."""
-        winners = {
-            (e.device_kind, e.key): winner for e in self.entries if (winner := Winner.of(e)) is not None
-        }
+        winners = {(e.device_kind, e.key): winner for e in self.entries if (winner := Winner.of(e)) is not None}
         said = [
             [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.TOOLCHAIN}]
             for place, w in winners.items()

@@ -20,7 +20,7 @@ def shuffled(configs: Sequence[Any], round_number: int) -> list[Any]:
 
 
 def survivors(samples: Mapping[Any, Sequence[float]], default: Any, ratio: float = LOSER_RATIO) -> list[Any]:
-    """Drops clear losers: configs whose best sample is slower than `ratio` times the least median. The default stays."""
+    """Drops clear losers: configs whose best sample exceeds `ratio` times the least median. The default stays."""
     best = min(statistics.median(s) for s in samples.values())
     return [c for c, s in samples.items() if c == default or min(s) <= ratio * best]
 

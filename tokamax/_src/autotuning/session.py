@@ -3,20 +3,20 @@
 Brings the parts together: the op's space, seeded inputs, compiled candidates, the autotuner, the decision rule.
 """
 
+import contextlib
 import dataclasses
 import os
 import threading
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
-from tokamax._src import benchmarking, devices, environment, errors, numerics, shapes, timing
+from tokamax._src import benchmarking, devices, environment, errors, numerics, timing
 from tokamax._src.autotuning import autotuner, outcome
 from tokamax._src.autotuning.result import Entry
-from tokamax._src.bound_arguments import BoundArguments, is_leaf
+from tokamax._src.bound_arguments import BoundArguments
+from tokamax._src.inputs import example_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,43 +40,22 @@ class Settings:
     seed: int = 0
 
 
-def example_inputs(ba: BoundArguments, *, seed: int = 0) -> list[jax.Array]:
-    """Returns the arrays of a call, vmap axes in front: its own where they are real (copied), else made from a seed."""
-    if not ba.vmap_sizes:
-        return _leaves(ba, _initialized(ba, ba.arguments, seed))
-    specs = [leaf for leaf in jax.tree.leaves((ba.args, ba.kwargs)) if shapes.is_array(leaf)]
-    copies = []
-    for i in np.ndindex(ba.vmap_sizes):
-        flat = zlib.crc32(repr((seed, i)).encode())
-        unbatched = jax.tree.map(
-            lambda x: dataclasses.replace(x, vmap=()) if is_leaf(x) else x, dict(ba.abstract), is_leaf=is_leaf
-        )
-        copies.append(_leaves(ba, _initialized(ba, unbatched, flat if any(i) else seed)))
-    stacked = []
-    for n, spec in enumerate(specs):
-        picked = [copies[_flat_index(i, spec, ba.vmap_sizes)][n] for i in np.ndindex(spec.batch)] if spec.vmap else []
-        array = np.stack([np.asarray(x) for x in picked]) if picked and spec.batch else np.asarray(copies[0][n])
-        stacked.append(jax.device_put(array.reshape(spec.batch + spec.shape)))
-    return stacked
+def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
+    """Returns what brings JAX's scoped settings, which hold for one thread, to the threads that compile."""
+    values: Any = jax.config
+    scoped = (
+        (jax.default_device, values.jax_default_device),
+        (jax.default_matmul_precision, values.jax_default_matmul_precision),
+        (jax.enable_x64, values.jax_enable_x64),
+    )
 
+    def enter() -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        for setting, value in scoped:
+            stack.enter_context(setting(value))
+        return stack
 
-def _flat_index(index: tuple[int, ...], spec: shapes.ArraySpec, sizes: tuple[int, ...]) -> int:
-    """Returns which copy of the unbatched inputs holds an element of a batched array; absent axes count as 0."""
-    remaining = iter(index)
-    full = tuple(next(remaining) if batched else 0 for batched in spec.vmap)
-    return int(np.ravel_multi_index(full, sizes))
-
-
-def _initialized(ba: BoundArguments, arguments: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    abstract = shapes.abstract(dict(arguments))
-    overrides = ba.op._example_arguments({name: abstract[name] for name in arguments}, np.random.default_rng(seed))
-    return numerics.initialize(arguments, seed=seed, overrides=overrides)
-
-
-def _leaves(ba: BoundArguments, arguments: Mapping[str, Any]) -> list[jax.Array]:
-    """Returns the arrays of arguments in the order in which `as_function` takes them."""
-    bound = dataclasses.replace(ba, arguments={name: arguments[name] for name in ba.arguments})
-    return [leaf for leaf in jax.tree.leaves((bound.args, bound.kwargs)) if shapes.is_array(leaf)]
+    return enter
 
 
 def tune(
@@ -111,9 +90,12 @@ def tune(
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
         return Entry(ba, kind, {}, default, None, about, error=reason[:2000]), False
 
+    in_same_scope = _scope_of_this_thread()
+
     def build(config: Any) -> benchmarking.Compiled:
         function, _ = ba.as_function(config)
-        return benchmarking.compile_function(function, inputs)
+        with in_same_scope():
+            return benchmarking.compile_function(function, inputs)
 
     run = autotuner.tune(
         configs,

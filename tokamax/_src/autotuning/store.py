@@ -67,6 +67,11 @@ class MemoryStore:
             if (winner := Winner.of(entry)) is not None:
                 self._winners[entry.device_kind, entry.key] = winner
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._winners.clear()
+        self._models.clear()
+
     def put_model(self, device_kind: str, op: str, model: CostModel) -> None:
         """Adds a cost model."""
         self._models[device_kind, op] = model
@@ -236,7 +241,15 @@ def winners_text(winners: Mapping[str, Winner], device_kind: str, op: str) -> st
     """Returns the text of a file of winners, one line per key, in a fixed order."""
     lines = [
         serialization.dumps(
-            [key, {"config": w.config, "median_ms": w.median_ms, "default_ms": w.default_ms, "environment": w.environment}]
+            [
+                key,
+                {
+                    "config": w.config,
+                    "median_ms": w.median_ms,
+                    "default_ms": w.default_ms,
+                    "environment": w.environment,
+                },
+            ]
         )
         for key, w in sorted(winners.items())
     ]
@@ -258,7 +271,9 @@ def read_winners(path: pathlib.Path, device_kind: str) -> dict[str, Winner]:
         warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=2)
         return {}
     if head.get("device_kind") != device_kind:
-        warnings.warn(f"{path} was measured on {head.get('device_kind')!r}, not {device_kind!r}: not used", stacklevel=2)
+        warnings.warn(
+            f"{path} was measured on {head.get('device_kind')!r}, not {device_kind!r}: not used", stacklevel=2
+        )
         return {}
     winners, bad = {}, 0
     for item in items:

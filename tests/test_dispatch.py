@@ -1,0 +1,204 @@
+import dataclasses
+import logging
+import threading
+
+import jax
+import pytest
+
+import tokamax
+from tokamax import AutotuningResult, config
+from tokamax._src import devices, dispatch, environment, errors
+from tokamax._src.autotuning import store
+from tokamax._src.autotuning.result import Entry
+from toy import TableTimer, Toy, ToyConfig, arrays, by_block, entry
+
+
+def ba(m=8, **kwargs):
+    return Toy.bind(*arrays(m), **kwargs)
+
+
+def learned(sizes=(16, 24, 32, 48, 64, 96, 128, 192)):
+    bound = [ba(m) for m in sizes]
+    return tokamax.autotune(bound, timer=TableTimer(by_block), progress_bar=False, keep=False).fit()
+
+
+def test_ladder_from_the_bottom_up():
+    assert ba().choose_config().source == "heuristic"
+    store.private().put([entry(best=ToyConfig(2))])
+    dispatch.forget()
+    assert (ba().choose_config().source, ba().choose_config().config) == ("exact", ToyConfig(2))
+    with AutotuningResult((entry(best=ToyConfig(4)),)):
+        assert ba().choose_config().config == ToyConfig(4)
+    pinned = Toy(config=ToyConfig(8)).bind(*arrays())
+    assert (pinned.choose_config().source, pinned.choose_config().config) == ("pinned", ToyConfig(8))
+
+
+def test_the_chosen_config_is_the_one_that_runs():
+    ran = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Recording(Toy):
+        def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+            ran.append(config)
+            return x @ w, None
+
+    x, w = arrays()
+    with AutotuningResult((entry(bound_args=Recording.bind(x, w), best=ToyConfig(4)),)):
+        Recording()(x, w)
+    assert ran == [ToyConfig(4)]
+
+
+def test_prediction_for_a_shape_nobody_tuned():
+    result = learned()
+    assert ba(80).choose_config().source == "heuristic"
+    with result:
+        choice = ba(80).choose_config()
+        assert (choice.source, choice.config) == ("model", ToyConfig(8, True))
+        assert choice.expected_slowdown >= 1.0 and "nearest" in choice.detail
+        assert ba(64).choose_config().source == "exact"
+        with config.cost_model("off"):
+            assert ba(80).choose_config().source == "heuristic"
+
+
+def test_prediction_survives_a_file():
+    with AutotuningResult.loads(learned().dumps()):
+        assert ba(80).choose_config().source == "model"
+
+
+def test_model_abstains_far_outside_of_what_it_saw():
+    with learned():
+        choice = ba(100_000).choose_config()
+        assert choice.source == "heuristic"
+        with config.cost_model("required"), pytest.raises(errors.CacheMissError, match="must stand by a config"):
+            ba(100_000).choose_config()
+
+
+def test_model_of_another_cpu_is_used_and_flagged(monkeypatch):
+    model = next(iter(learned().models.values()))
+    store.private().put_model("cpu-some-other-f1m1-64c", "toy", model)
+    dispatch.forget()
+    choice = ba(80).choose_config()
+    assert choice.source == "model" and "another CPU, cpu-some-other-f1m1-64c" in choice.detail
+
+
+@pytest.mark.parametrize("switch", ["error", "replay"])
+def test_refusing_to_guess(switch):
+    option = config.replay(True) if switch == "replay" else config.autotuning_cache_miss_fallback("error")
+    with option:
+        with pytest.raises(errors.CacheMissError, match=r"tokamax\.autotune\(f, \*args\)"):
+            ba().choose_config()
+        with AutotuningResult((entry(),)):
+            assert ba().choose_config().source == "exact"
+        assert "error" in str(tokamax.explain(lambda x, w: Toy()(x, w), *arrays()))
+
+
+def test_replay_refuses_to_measure():
+    with config.replay(True), pytest.raises(errors.ArgumentError, match="replay must be off"):
+        tokamax.autotune(ba())
+
+
+def test_tuning_at_the_call_even_inside_of_a_trace():
+    x, w = arrays()
+    with config.autotuning_cache_miss_fallback("autotune"):
+        out = jax.jit(lambda x: Toy()(x, w))(x)
+        choice = ba().choose_config()
+    assert out.shape == (8, 6)
+    assert choice.source == "exact" and choice.detail == "tuned in this process"
+
+
+def test_an_entry_of_another_device_is_never_used():
+    with AutotuningResult((entry(device_kind="TPU v5"),)):
+        assert ba().choose_config().source == "heuristic"
+
+
+def test_an_entry_of_another_toolchain_is_used_last_and_says_so():
+    old = environment.describe() | {"jax": "0.1"}
+    with AutotuningResult((entry(best=ToyConfig(2), environment=old),)):
+        choice = ba().choose_config()
+        assert choice.config == ToyConfig(2) and "measured with jax 0.1 (now" in choice.detail
+        store.private().put([entry(best=ToyConfig(4))])
+        dispatch.forget()
+        assert ba().choose_config().config == ToyConfig(4)
+
+
+@pytest.mark.parametrize("best", [{"blocks": 1}, {"block": 64}, {"block": "x"}, 3])
+def test_a_wrong_entry_is_a_miss_with_a_warning(best):
+    winners = {ba().key: dataclasses.replace(store.Winner.of(entry()), config=best)}
+    path = store.private().winners_path(devices.device_kind(), "toy")
+    path.parent.mkdir(parents=True)
+    path.write_text(store.winners_text(winners, devices.device_kind(), "toy"))
+    with pytest.warns(UserWarning, match="not used|damaged"):
+        assert ba().choose_config().source == "heuristic"
+    assert ba().choose_config().source == "heuristic"
+
+
+def test_one_log_line_per_op_and_shape(caplog):
+    with caplog.at_level(logging.INFO, logger="tokamax"):
+        for _ in range(3):
+            ba(5).choose_config()
+            dispatch._memo.clear()
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == 1 and "f32[5,4]" in lines[0] and "tokamax.autotune" in lines[0]
+
+
+def test_a_repeated_choice_is_a_look_up(monkeypatch):
+    ba().choose_config()
+    monkeypatch.setattr(dispatch, "_choose", None)
+    assert ba().choose_config().source == "heuristic"
+
+
+def test_saving_to_the_cache_traces_again():
+    x, w = arrays()
+    seen = []
+
+    @jax.jit
+    def f(x):
+        seen.append(Toy.bind(x, w).choose_config().config)
+        return Toy()(x, w)
+
+    f(x)
+    f(x)
+    AutotuningResult((entry(best=ToyConfig(4)),)).save_to_cache()
+    f(x)
+    assert seen == [ToyConfig(1), ToyConfig(4)]
+
+
+def test_options_retrace_and_are_checked():
+    x, w = arrays()
+    traces = []
+    f = jax.jit(lambda x: (traces.append(1), Toy()(x, w))[1])
+    f(x)
+    with config.cost_model("off"):
+        f(x)
+    f(x)
+    assert len(traces) == 2
+    with pytest.raises(errors.ArgumentError, match="must be one of"):
+        config.cost_model("maybe")
+    with pytest.raises(errors.ArgumentError, match="must be one of"):
+        config.replay(1)
+
+
+def test_options_are_scoped_to_a_thread():
+    seen = []
+    with config.cost_model("off"):
+        thread = threading.Thread(target=lambda: seen.append(config.cost_model.value))
+        thread.start()
+        thread.join()
+        assert config.cost_model.value == "off"
+    assert seen == ["auto"]
+
+
+def test_explain_counts_sources_and_gives_plain_data():
+    x, w = arrays()
+    with AutotuningResult((entry(),)):
+        told = tokamax.explain(lambda x, w: Toy()(x, w) + Toy(flavour="b")(x, w), x, w)
+    assert "1 exact, 1 heuristic" in str(told) and "f32[8,4]" in str(told)
+    items = told.to_dict()["ops"]
+    assert [item["source"] for item in items] == ["exact", "heuristic"]
+    assert items[0]["config"] == "block=2, fast=None"
+
+
+def test_an_entry_without_a_winner_is_a_miss():
+    broken = Entry(ba(), devices.device_kind(), {}, ToyConfig(1), None, environment.describe(), error="boom")
+    with AutotuningResult((broken,)):
+        assert ba().choose_config().source == "heuristic"
