@@ -119,6 +119,23 @@ def test_shard_map_sees_the_local_shape(op):
     assert keys(jax.jit(f), x[None], w)[0].startswith("toy(x=f32[8,4], w=f32[4,6]")
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["grad_in_shard_map", "shard_map_in_grad"])
+def test_gradient_of_replicated_weights_under_shard_map(inside):
+    x, w = arrays()
+    op = Toy(vjp=lambda residuals, out, dout, x, w, **kwargs: (dout @ w.T, x.T @ dout))
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+
+    def sharded(body, out_specs):
+        return jax.shard_map(body, mesh=mesh, in_specs=(spec("d"), spec()), out_specs=out_specs)
+
+    if inside:
+        got = sharded(lambda x, w: jax.grad(lambda w: op(x[0], w).sum())(w), spec())(x[None], w)
+    else:
+        got = jax.grad(lambda w: sharded(lambda x, w: op(x[0], w)[None], spec("d"))(x[None], w).sum())(w)
+    np.testing.assert_allclose(got, jax.grad(lambda w: (x @ w).sum())(w), rtol=1e-6)
+
+
 def test_jvp_without_a_vjp_op():
     x, w = arrays()
     _, got = jax.jvp(lambda x: Toy()(x, w), (x,), (x,))

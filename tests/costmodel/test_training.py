@@ -16,7 +16,6 @@ from tokamax._src.tools import cli
 from tokamax.autotuning import Entry
 
 
-
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch):
     """A few trees say as much about the commands."""

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokamax
 from jax.sharding import PartitionSpec as P
+
+import tokamax
 from tokamax._src import errors
 from tokamax._src.autotuning.session import example_inputs
 from tokamax._src.ops.ragged_dot import xla_chunked
@@ -50,6 +51,7 @@ PROBLEMS = {
     "one_group": (33, 7, 9, [33]),
     "few_rows": (3, 5, 4, [1, 0, 2]),
 }
+CASES = [*((name, jnp.dtype("float32")) for name in PROBLEMS), ("crossing", jnp.dtype("bfloat16"))]
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
@@ -84,18 +86,16 @@ def pinned(config=Config(), vjp_config=VjpConfig()):
     return XlaChunkedRaggedDot(config=config, vjp=XlaChunkedRaggedDotVjp(config=vjp_config))
 
 
-@pytest.mark.parametrize("dtype", [jnp.dtype("float32"), jnp.dtype("bfloat16")], ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(("problem", "dtype"), CASES, ids=str)
 def test_forward(problem, config, dtype):
     lhs, rhs, sizes, dout = make(problem, dtype)
     actual = pinned(config)(lhs, rhs, sizes)
     assert_close(actual, exact(lhs, rhs, sizes, dout)[0], dtype)
 
 
-@pytest.mark.parametrize("dtype", [jnp.dtype("float32"), jnp.dtype("bfloat16")], ids=str)
 @pytest.mark.parametrize("config", VJP_CONFIGS, ids=str)
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(("problem", "dtype"), CASES, ids=str)
 def test_gradient(problem, config, dtype):
     lhs, rhs, sizes, dout = make(problem, dtype)
     _, vjp = jax.vjp(lambda lhs, rhs: pinned(vjp_config=config)(lhs, rhs, sizes), lhs, rhs)
@@ -135,7 +135,7 @@ def test_preferred_element_type(config):
     assert_close(grads[1], drhs, jnp.dtype("bfloat16"))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", CONFIGS[2::2], ids=str)
 def test_vmap_over_everything(config):
     made = [make("crossing", jnp.float32, seed=seed) for seed in (1, 2)]
     lhs, rhs, sizes, dout = (jnp.stack(parts) for parts in zip(*made, strict=True))
@@ -164,7 +164,7 @@ def test_under_shard_map(config):
 
 
 @pytest.mark.parametrize("dtype", [jnp.dtype("float32"), jnp.dtype("bfloat16")], ids=str)
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", CONFIGS[2::2], ids=str)
 def test_forward_mode_without_a_vjp_op(config, dtype):
     lhs, rhs, sizes, dout = make("crossing", dtype)
     op = dataclasses.replace(pinned(config), vjp=None)
@@ -193,7 +193,7 @@ def test_spaces(m, dtype):
         assert bound.default_config == plain
         assert plain in bound.autotuning_configs
         assert len(bound.autotuning_configs) <= 40
-        assert m < 64 or len(bound.autotuning_configs) >= 15
+        assert m < 300 or len(bound.autotuning_configs) >= 15
 
 
 def test_gathered_matrices_are_limited():

@@ -103,9 +103,11 @@ def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments
 def implementations(op: BoundArguments) -> tuple[BoundArguments, ...]:
     """Returns bound arguments for every implementation of an op's family that runs on this device, the op's first."""
     place = registry.family_of(type(op.op))
-    found = [op]
-    for name in registry.implementations(place[0]) if place else ():
-        cls = registry.implementation(place[0], name)
+    if place is None:
+        return (op,)
+    family, found = place[0], [op]
+    for name in registry.implementations(family):
+        cls = registry.implementation(family, name)
         other = cls()
         same = list(other.signature.parameters) == list(op.arguments)
         if cls is not type(op.op) and same and other.supported_on(devices.current()):

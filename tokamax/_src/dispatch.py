@@ -119,8 +119,9 @@ def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
     extra = [ba.op._get_cost_features(ba, config) for config in configs]
     for place in _models(kind, ba.op.registered_name()):
         model: CostModel = place.found
-        yield place.name, model.choose(
-            ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra
+        yield (
+            place.name,
+            model.choose(ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra),
         )
 
 

@@ -65,8 +65,8 @@ def _real(leaf: Any, override: Any, seed: int) -> jax.Array:
     if override is not None:
         return jnp.asarray(override, dtype=spec.dtype)
     if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
-        impl = str(jax.random.key_impl(jax.eval_shape(lambda: jnp.zeros(spec.shape, spec.dtype))))
-        return jax.random.split(jax.random.key(seed, impl=impl), spec.batch + spec.shape)
+        key = jax.random.key(seed, impl=shapes.KEY_IMPLS[shapes.dtype_name(spec.dtype)])
+        return jax.random.split(key, spec.batch + spec.shape)
     return jnp.asarray(random_array(spec, seed))
 
 

@@ -154,6 +154,11 @@ class Op(Generic[_P, _T, _R, _C, _K]):
         call, arrays = _split(self.bind(*args, return_residuals=return_residuals, **kwargs), return_residuals)
         if self.vjp is None:
             return _call(call, *arrays)
+        # A gradient must vary over the mesh axes of a `shard_map` that its array varies over. Here all arrays vary
+        # alike, and JAX sums the gradients of those that did not before, such as replicated weights.
+        axes = frozenset[str]().union(*map(shapes.varying_axes, arrays))
+        if axes:
+            arrays = [shapes.varying_over(array, axes) for array in arrays]
         try:
             return _call_with_vjp(call, *arrays)
         except TypeError as error:

@@ -16,7 +16,9 @@ from tokamax._src import errors
 
 _LONG_NAMES = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
 _SHORT_NAMES = {long: short for short, long in _LONG_NAMES.items()}
-_KEY_IMPLS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+KEY_IMPLS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""The random number generator of each dtype of random keys."""
+
 _TEXT = re.compile(r"([a-z][a-z0-9_<>]*)\[([0-9,]*)\](?:\{([0-9_,]+)\})?")
 
 
@@ -36,7 +38,7 @@ def dtype_from_name(name: str) -> Any:
     match = re.fullmatch(r"(bf|f|u|i|c)(\d.*)", name)
     try:
         if name.startswith("key<"):
-            return jax.eval_shape(lambda: jax.random.key(0, impl=_KEY_IMPLS[name])).dtype
+            return jax.eval_shape(lambda: jax.random.key(0, impl=KEY_IMPLS[name])).dtype
         return jnp.dtype(_LONG_NAMES[match[1]] + match[2] if match else name)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.FormatError(f"dtype must be a known name such as f32 or bf16, got {name[:40]!r}") from error
@@ -113,6 +115,19 @@ def spec_of(value: Any) -> ArraySpec:
 def abstract(tree: Any) -> Any:
     """Replaces each array of a pytree by its spec."""
     return jax.tree.map(lambda x: spec_of(x) if is_array(x) else x, tree)
+
+
+def varying_axes(array: Any) -> frozenset[str]:
+    """Returns the mesh axes of a surrounding `shard_map` that an array varies over; JAX has renamed the attribute."""
+    aval = jax.typeof(array)
+    manual = getattr(aval, "manual_axis_type", None)
+    return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
+
+
+def varying_over(array: Any, axes: frozenset[str]) -> Any:
+    """Marks an array as varying over mesh axes, beside those that it varies over already."""
+    missing = tuple(sorted(axes - varying_axes(array)))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
 def without_unit_axes(specs: list[ArraySpec]) -> list[ArraySpec]:

@@ -275,7 +275,8 @@ def _measure(
     alive = list(session.compiled)
     number = 1
     while alive:
-        alive = keep(search.survivors({c: session.samples[c] for c in alive}, default))
+        ratio = search.FIRST_ROUND_RATIO if number == 1 else search.LOSER_RATIO
+        alive = keep(search.survivors({c: session.samples[c] for c in alive}, default, ratio))
         slowest = max((statistics.median(session.samples[c]) for c in alive), default=0.0)
         if number >= search.affordable_rounds(slowest, rounds, _ROUND_BUDGET_MS):
             break

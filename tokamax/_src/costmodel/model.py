@@ -497,6 +497,8 @@ def _regressor(x: np.ndarray, y: np.ndarray, seed: int, **settings: Any) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     with threadpoolctl.threadpool_limits(1, user_api="openmp"):
+        # A column without any number in these rows cannot be binned; as a constant no tree splits on it.
+        x = np.where(np.isnan(x).all(axis=0), np.float32(0), x)
         options: dict[str, Any] = {"early_stopping": False, "random_state": seed, **settings}
         return HistGradientBoostingRegressor(**options).fit(x, y)
 

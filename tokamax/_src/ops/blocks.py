@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tokamax._src import shapes
+
 
 def accumulator_dtype(dtype: Any) -> Any:
     """Returns the dtype to add up in: at least f32."""
@@ -46,16 +48,13 @@ def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], precision: Any = 
         common = jnp.promote_types(a.dtype, b.dtype)
         a, b = a.astype(common), b.astype(common)
     dimensions = (((contract[0],), (contract[1],)), ((), ()))
-    return lax.dot_general(
-        a, b, dimensions, precision=precision, preferred_element_type=accumulator_dtype(a.dtype)
-    )
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=accumulator_dtype(a.dtype))
 
 
 def zeros(shape: Sequence[int], dtype: Any, *like: jax.Array) -> jax.Array:
     """Returns zeros to start a loop from, which under `shard_map` vary over the mesh axes that `like` vary over."""
-    array = jnp.zeros(shape, dtype)
-    axes = frozenset[str]().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in like))
-    return lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
+    axes = frozenset[str]().union(*map(shapes.varying_axes, like))
+    return shapes.varying_over(jnp.zeros(shape, dtype), axes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -110,12 +110,17 @@ def _predict(args: argparse.Namespace) -> int:
             found.append({"arguments": repr(ba), "model": name, "abstains": prediction.abstain, "configs": ranked})
             break
         else:
-            found.append({"arguments": repr(ba), "model": None, "abstains": "no model of this op and device", "configs": []})
+            found.append(
+                {"arguments": repr(ba), "model": None, "abstains": "no model of this op and device", "configs": []}
+            )
     if args.json:
         print(json.dumps(found, indent=1))
         return 0
     for item in found:
-        print(f"{item['arguments']}\n{item['model'] or 'no model'}" + (f", abstains: {item['abstains']}" if item["abstains"] else ""))
+        print(
+            f"{item['arguments']}\n{item['model'] or 'no model'}"
+            + (f", abstains: {item['abstains']}" if item["abstains"] else "")
+        )
         rows = [("config", "expected slowdown", "spread")]
         rows += [(c["config"], f"{c['expected_slowdown']:.3f}", f"{c['spread']:.3f}") for c in item["configs"]]
         print(format_table(rows) + "\n")
@@ -150,7 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=_explain)
 
-    train = commands.add_parser("train", help="train cost models from measured sweeps, and keep those that beat their rivals")
+    train = commands.add_parser(
+        "train", help="train cost models from measured sweeps, and keep those that beat their rivals"
+    )
     train.add_argument("results", nargs="*", type=pathlib.Path, help="result files to add to the private sweeps first")
     train.add_argument("--data", type=pathlib.Path, help="folder of sweeps (default: the private cache's)")
     train.add_argument("--models", type=pathlib.Path, help="folder to write to (default: the private cache's)")
@@ -175,11 +182,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-      0 on success, 1 if something could not be tuned, trained or evaluated, 2 for wrong use or files that cannot be read.
+      0 on success, 1 if something could not be tuned, trained or evaluated, 2 for wrong use or unreadable files.
     """
     args = _parser().parse_args(argv)
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
             return args.run(args)
     except (errors.TokamaxError, OSError) as error:

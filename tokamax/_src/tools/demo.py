@@ -34,7 +34,7 @@ NEW_SHAPES = ((224, 256), (320, 192), (577, 256))
 def attention(length: int, heads: int, width: int) -> tokamax.BoundArguments:
     """Returns self attention of one sequence, causal, in float32."""
     x = jax.ShapeDtypeStruct((1, length, heads, width), _F32)
-    return tokamax.XlaChunkedDotProductAttention.bind(x, x, x, is_causal=True)
+    return tokamax.XlaChunkedDotProductAttention().bind(x, x, x, is_causal=True)
 
 
 def hot_shapes() -> list[tokamax.BoundArguments]:
@@ -45,9 +45,9 @@ def hot_shapes() -> list[tokamax.BoundArguments]:
     tokens, experts = jax.ShapeDtypeStruct((1024, 256), _F32), jax.ShapeDtypeStruct((8, 256, 512), _F32)
     sizes = jax.ShapeDtypeStruct((8,), jnp.int32)
     return [
-        tokamax.XlaChunkedDotProductAttention.bind(x, x, x),
-        tokamax.XlaChunkedRaggedDot.bind(tokens, experts, sizes),
-        tokamax.XlaChunkedLinearSoftmaxCrossEntropyLoss.bind(hidden, labels, weights),
+        tokamax.XlaChunkedDotProductAttention().bind(x, x, x),
+        tokamax.XlaChunkedRaggedDot().bind(tokens, experts, sizes),
+        tokamax.XlaChunkedLinearSoftmaxCrossEntropyLoss().bind(hidden, labels, weights),
     ]
 
 

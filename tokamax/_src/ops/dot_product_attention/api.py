@@ -5,13 +5,9 @@ from typing import Any
 
 import jax
 
-from tokamax._src import errors, registry
-from tokamax._src.ops.dot_product_attention import base, xla_chunked
-
-FAMILY = "dot_product_attention"
-DEFAULT = "xla_chunked"
-
-__all__ = ["base", "dot_product_attention", "xla_chunked"]
+from tokamax._src.ops.choose import implementation_of
+from tokamax._src.ops.dot_product_attention import base as base  # registers itself
+from tokamax._src.ops.dot_product_attention import xla_chunked as xla_chunked  # registers itself
 
 
 def dot_product_attention(
@@ -53,43 +49,26 @@ def dot_product_attention(
       local_window_size: how many keys before and after its own position a query sees: `(left, right)`, or one number
         for both.
       logits_soft_cap: cap of the logits before bias and mask, `cap * tanh(logits / cap)`; None for none.
-      implementation: `"xla"`, `"xla_chunked"`, or several in order of preference; None for the default.
+      implementation: `"xla"`, `"xla_chunked"`, or several in order of preference; None for the best known.
 
     Returns:
       An array of the shape and dtype of query.
 
     Raises:
       ArgumentError: if the arguments do not fit each other, or there is no such implementation.
-      UnsupportedError: if none of the named implementations can run; the message says why.
+      UnsupportedError: if none of the named implementations runs on this device.
     """
-    names = [DEFAULT] if implementation is None else implementation
-    names = [names] if isinstance(names, str) else list(names)
-    if not names:
-        raise errors.ArgumentError(f"implementation must name at least one of {registry.implementations(FAMILY)}")
-    ops: list[Any] = [registry.implementation(FAMILY, name)() for name in names]
-    reasons: list[str] = []
-    for name, op in zip(names, ops, strict=True):
-        device = jax.local_devices()[0]
-        if not op.supported_on(device):
-            reasons.append(f"{name} does not run on {device.device_kind}")
-            continue
-        try:
-            return op(
-                query,
-                key,
-                value,
-                bias,
-                mask,
-                scale=scale,
-                is_causal=is_causal,
-                query_seq_lengths=query_seq_lengths,
-                key_value_seq_lengths=key_value_seq_lengths,
-                local_window_size=local_window_size,
-                logits_soft_cap=logits_soft_cap,
-            )
-        except errors.UnsupportedError as error:
-            reasons.append(f"{name}: {error}")
-    raise errors.UnsupportedError(
-        f"one implementation of {names} must be able to run here; {'; '.join(reasons)}; "
-        f"try one of {registry.implementations(FAMILY)}"
+    op: Any = implementation_of("dot_product_attention", implementation)
+    return op(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+        logits_soft_cap=logits_soft_cap,
     )

@@ -34,7 +34,8 @@ def _check_heads(query: shapes.ArraySpec, key: shapes.ArraySpec, value: shapes.A
         )
     if query.shape[-2] % key.shape[-2]:
         raise errors.ArgumentError(
-            f"the number of query heads must be a multiple of that of key heads, got {query.shape[-2]} and {key.shape[-2]}"
+            "the number of query heads must be a multiple of that of key heads, "
+            f"got {query.shape[-2]} and {key.shape[-2]}"
         )
 
 
@@ -87,7 +88,10 @@ class DotProductAttention(Op[..., Any, Any, Any, Any]):
             _check_broadcast("mask", shapes.spec_of(mask), full)
             if shapes.spec_of(mask).dtype != jnp.bool_:
                 raise errors.ArgumentError(f"mask must be bool, got {shapes.spec_of(mask)}; add numbers through bias")
-        for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
+        for name, lengths in (
+            ("query_seq_lengths", query_seq_lengths),
+            ("key_value_seq_lengths", key_value_seq_lengths),
+        ):
             if lengths is not None and shapes.spec_of(lengths).shape != (full[0],):
                 raise errors.ArgumentError(f"{name} must have the shape [B]=[{full[0]}], got {shapes.spec_of(lengths)}")
             if lengths is not None and shapes.spec_of(lengths).dtype != jnp.int32:

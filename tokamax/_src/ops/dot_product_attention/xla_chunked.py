@@ -16,6 +16,7 @@ import numpy as np
 from tokamax._src import registry, shapes
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.op import Op
+from tokamax._src.ops import blocks
 from tokamax._src.ops.dot_product_attention import base
 from tokamax._src.ops.dot_product_attention.base import MASKED, Call, DotProductAttention, Statics
 
@@ -100,11 +101,11 @@ class Blocks:
         return jax.lax.fori_loop(first, self.count if end is None else end, body, carry)
 
 
-def _take(x: jax.Array, start: Any, blocks: Blocks, axis: int) -> jax.Array:
+def _take(x: jax.Array, start: Any, cut: Blocks, axis: int) -> jax.Array:
     """Cuts a block out of an axis; axes of size one broadcast."""
-    if blocks.count == 1 or x.shape[axis] == 1:
+    if cut.count == 1 or x.shape[axis] == 1:
         return x
-    return jax.lax.dynamic_slice_in_dim(x, start, blocks.block, axis)
+    return jax.lax.dynamic_slice_in_dim(x, start, cut.block, axis)
 
 
 def _put(x: jax.Array, block: jax.Array, *starts: tuple[int, Any]) -> jax.Array:
@@ -134,19 +135,23 @@ class Grid:
       statics: the other arguments.
       rows: blocks of queries.
       columns: blocks of keys.
+      inputs: all arrays that results depend on.
     """
 
     call: Call
     statics: Statics
     rows: Blocks
     columns: Blocks
+    inputs: tuple[jax.Array, ...]
 
     @classmethod
-    def of(cls, call: Call, statics: Statics, config: XlaChunkedDotProductAttentionConfig) -> "Grid":
+    def of(cls, call: Call, statics: Statics, config: XlaChunkedDotProductAttentionConfig, *more: jax.Array) -> "Grid":
         """Cuts a call as a config says, and scales its queries."""
         rows = Blocks.of(call.q.shape[3], config.block_q)
         columns = Blocks.of(call.k.shape[2], config.block_kv)
-        return cls(dataclasses.replace(call, q=call.q * statics.scale), statics, rows, columns)
+        inputs = (call.q, call.k, call.bias, call.mask, call.q_lengths, call.k_lengths, *more)
+        given = tuple(x for x in inputs if x is not None)
+        return cls(dataclasses.replace(call, q=call.q * statics.scale), statics, rows, columns, given)
 
     @property
     def may_mask(self) -> bool:
@@ -164,6 +169,10 @@ class Grid:
             last = start + self.rows.block - 1 + self.statics.right
             end = jnp.clip(last // self.columns.block + 1, 0, end)
         return first, end
+
+    def zeros(self, *shape: int) -> jax.Array:
+        """Float32 zeros to start a loop from."""
+        return blocks.zeros(shape, jnp.float32, *self.inputs)
 
     def query(self, i: Any) -> jax.Array:
         """Block `i` of the queries, `[B,K,G*rows,H]`."""
@@ -207,7 +216,7 @@ def chunked(
     call: Call, statics: Statics, value: jax.Array, config: XlaChunkedDotProductAttentionConfig
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Computes attention in blocks; returns `[B,K,G,T,H]`, and the maximum and sum of each row, `[B,K,G,T]`."""
-    grid = Grid.of(call, statics, config)
+    grid = Grid.of(call, statics, config, value)
     v = base.keys_first(value)
 
     def one_row(i: Any, written: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -223,13 +232,13 @@ def chunked(
             return out * correction[..., None] + update, new_top, total * correction + weights.sum(-1)
 
         shape = (*call.q.shape[:3], grid.rows.block)
-        start = (jnp.zeros((*shape, v.shape[-1])), jnp.full(shape, _LOWEST), jnp.zeros(shape))
+        start = (grid.zeros(*shape, v.shape[-1]), grid.zeros(*shape) + _LOWEST, grid.zeros(*shape))
         out, top, total = grid.columns.loop(one_block, start, *grid.columns_seen(i))
         out = out / total[..., None]
         return tuple(_put(x, y, (3, grid.rows.start(i))) for x, y in zip(written, (out, top, total), strict=True))
 
     rows = call.q.shape[:4]
-    empty = (jnp.zeros((*rows, v.shape[-1])), jnp.zeros(rows), jnp.zeros(rows))
+    empty = (grid.zeros(*rows, v.shape[-1]), grid.zeros(*rows), grid.zeros(*rows))
     out, top, total = grid.rows.loop(one_row, empty)
     if grid.may_mask:
         out = jnp.where((top <= MASKED)[..., None], v.mean(2)[:, :, None, None], out)
@@ -264,7 +273,7 @@ def chunked_vjp(
     Returns:
       Gradients of query `[B,K,G,T,H]`, key and value `[B,K,S,H]`, and bias, in the shape of `call`.
     """
-    grid = Grid.of(call, statics, config)
+    grid = Grid.of(call, statics, config, value, dout)
     v, keys = base.keys_first(value), call.k.shape[2]
     top, total = residuals
     if (real := base.row_is_real(call, jnp.arange(call.q.shape[3]))) is not None:
@@ -305,12 +314,12 @@ def chunked_vjp(
             dk = _add(dk, jnp.einsum("bkrs,bkrh->bksh", dlogits, q), column)
             return dq + jnp.einsum("bkrs,bksh->bkrh", dlogits, k), dk, dv, dbias
 
-        inner = (jnp.zeros(q.shape), dk, dv, dbias)
+        inner = (grid.zeros(*q.shape), dk, dv, dbias)
         dq_block, dk, dv, dbias = grid.columns.loop(one_block, inner, *grid.columns_seen(i))
         return _add(dq, grid.grouped(dq_block), (3, grid.rows.start(i))), dk, dv, dbias
 
     zeros = (call.q, call.k, v, call.bias)
-    dq, dk, dv, dbias = grid.rows.loop(one_row, tuple(None if x is None else jnp.zeros(x.shape) for x in zeros))
+    dq, dk, dv, dbias = grid.rows.loop(one_row, tuple(None if x is None else grid.zeros(*x.shape) for x in zeros))
     if spread is not None:
         dv = dv + spread[:, :, None]
     return dq * statics.scale, dk, dv, dbias
@@ -319,7 +328,7 @@ def chunked_vjp(
 def _space(cls: type, ba: BoundArguments) -> set[Any]:
     """The plain form, and pairs of blocks that cut the sequences or, up to 512 queries, the keys alone."""
     t, s = ba.abstract["query"].shape[-3], ba.abstract["key"].shape[-3]
-    rows: list[int | None] = [b for b in _BLOCKS_Q if b < t][-5:]
+    rows: list[int | None] = [*[b for b in _BLOCKS_Q if b < t][-5:]]
     columns = [b for b in _BLOCKS_KV if b < s]
     if rows:
         columns = columns[-4:] if s <= 2048 else [256, 512, 1024, 2048]

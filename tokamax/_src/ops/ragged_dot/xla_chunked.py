@@ -129,7 +129,8 @@ def _matrix(rhs: jax.Array, group: Any, upcast: bool) -> jax.Array:
 def _by_groups(
     lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, config: XlaChunkedRaggedDotConfig, precision: Any, contract: int
 ) -> jax.Array:
-    assert config.block_m is not None
+    block_m = config.block_m
+    assert block_m is not None
     starts = jnp.cumsum(sizes) - sizes
 
     def group(i: Any, out: jax.Array) -> jax.Array:
@@ -139,7 +140,7 @@ def _by_groups(
             product = blocks.dot(blocks.take_axis(lhs, row, rows), matrix, (1, contract), precision)
             return blocks.put_axis(out, product, row)
 
-        return _loop_over_tiles(sizes[i], starts[i], config.block_m, config.block_tail, tile, out)
+        return _loop_over_tiles(sizes[i], starts[i], block_m, config.block_tail, tile, out)
 
     return blocks.loop(rhs.shape[0], group, _empty(lhs, rhs, sizes, contract))
 
@@ -388,9 +389,7 @@ class XlaChunkedRaggedDot(op.Op):
     ) -> tuple[jax.Array, None]:
         if config.block_m is None:
             return base.reference(lhs, rhs, group_sizes, precision, preferred_element_type), None
-        out = ragged_dot(
-            lhs, rhs, group_sizes, config=config, precision=precision, out_dtype=preferred_element_type
-        )
+        out = ragged_dot(lhs, rhs, group_sizes, config=config, precision=precision, out_dtype=preferred_element_type)
         return out, None
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedRaggedDotConfig:

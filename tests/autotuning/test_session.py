@@ -1,0 +1,68 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tokamax._src.autotuning import session
+from tokamax._src.autotuning.outcome import Failure
+from toy import TableTimer, Toy, ToyConfig, arrays, by_block
+
+QUICK = session.Settings(timer=TableTimer(by_block), rounds=2)
+
+
+def tune(op=None, *, m=4, **options):
+    return session.tune((op or Toy()).bind(*arrays(m)), QUICK, **options)[0]
+
+
+def test_entry_says_what_was_found():
+    entry = tune()
+    assert set(entry.outcomes) == set(entry.bound_args.autotuning_configs)
+    assert (entry.default, entry.best, entry.error) == (ToyConfig(1), ToyConfig(4, True), None)
+    assert (entry.environment["timer"], entry.environment["rounds"]) == ("table", 2)
+
+
+def test_configs_that_compute_something_else_lose():
+    @dataclasses.dataclass(frozen=True)
+    class Wrong(Toy):
+        def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+            return x @ w + (jnp.nan if config.block == 4 else 0.0), None
+
+    entry = tune(Wrong())
+    assert isinstance(entry.outcomes[ToyConfig(4, True)], Failure) and entry.outcomes[ToyConfig(4)].stage == "check"
+    assert entry.best == ToyConfig(2, True)
+
+
+@pytest.mark.parametrize("method", ["supported_on", "_get_autotuning_configs", "_example_arguments"])
+def test_an_op_that_cannot_be_tuned_gives_an_entry_with_its_error(method):
+    def fails(*args):
+        raise ZeroDivisionError("in the op")
+
+    cls = dataclasses.dataclass(frozen=True)(type("Broken", (Toy,), {"name": "broken", method: fails}))
+    entry = tune(cls())
+    assert entry.error == "ZeroDivisionError: in the op"
+    assert (entry.outcomes, entry.best) == ({}, None)
+
+
+def test_an_op_that_does_not_run_here_says_so():
+    cls = dataclasses.dataclass(frozen=True)(
+        type("Elsewhere", (Toy,), {"name": "elsewhere", "supported_on": lambda self, device: False})
+    )
+    assert "UnsupportedError: elsewhere does not run on cpu" in tune(cls()).error
+
+
+def test_scoped_settings_of_jax_hold_where_configs_compile():
+    seen = set()
+
+    @dataclasses.dataclass(frozen=True)
+    class Scoped(Toy):
+        def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+            seen.add((jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64))
+            seen.add(jax.config.jax_default_device)
+            return x @ w, None
+
+    device = jax.devices()[0]
+    with jax.default_matmul_precision("highest"), jax.enable_x64(True), jax.default_device(device):
+        entry = tune(Scoped())
+    assert entry.best is not None
+    assert seen == {("highest", True), device}
