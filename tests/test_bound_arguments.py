@@ -63,6 +63,12 @@ def test_key_is_readable_text_and_equal_in_every_process():
     assert "f32[8,4]" in ba.key and "jax.nn.relu" in ba.key
 
 
+def test_repr_leaves_out_what_is_default():
+    x, w = arrays()
+    assert repr(Toy.bind(x, w)) == "toy(x=f32[8,4], w=f32[4,6])"
+    assert repr(Toy.bind(x, w, scale=2.0)) == "toy(x=f32[8,4], w=f32[4,6], scale=2.0)"
+
+
 def test_json_round_trip():
     ba = Toy(flavour="other").bind(*arrays(), activation=jax.nn.relu)
     back = BoundArguments.from_json(json.loads(json.dumps(ba.to_json())))

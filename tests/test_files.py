@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tokamax._src import errors, files
+from toy import count_up
 
 CONTENTS = [bytes([65 + i]) * 100_000 for i in range(4)]
 
@@ -93,13 +94,6 @@ def test_a_line_cut_short_is_ended_first(tmp_path):
     files.append_line(path, "next")
     files.append_line(path, "last")
     assert path.read_text() == "whole\nhal\nnext\nlast\n"
-
-
-def count_up(path, times):
-    for _ in range(times):
-        with files.lock(path):
-            number = int(path.read_text())
-            path.write_text(str(number + 1))
 
 
 def test_lock_keeps_threads_and_processes_apart(tmp_path):

@@ -1,6 +1,7 @@
 """A small op with a space, a VJP op and a timer that reads a table: what the tests tune."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokamax import BenchmarkData, Op
-from tokamax._src import devices, environment
+from tokamax._src import devices, environment, files
+from tokamax._src.autotuning.store import DirectoryStore
 from tokamax.autotuning import Entry, Failure
 
 
@@ -93,3 +95,17 @@ def entry(m: int = 8, best: Any = ToyConfig(2), best_ms: float = 1.0, **changes:
         "environment": environment.describe(timer="table"),
     }
     return Entry(**(fields | changes))
+
+
+def put_entries(folder: str, sizes: Any) -> None:
+    """What a second process does: a spawned one can import this module, not a test's."""
+    store = DirectoryStore(pathlib.Path(folder) / "data", pathlib.Path(folder) / "models")
+    for m in sizes:
+        store.put([entry(m)])
+
+
+def count_up(path: pathlib.Path, times: int) -> None:
+    """Adds to the number in a file, under its lock."""
+    for _ in range(times):
+        with files.lock(path):
+            path.write_text(str(int(path.read_text()) + 1))

@@ -7,7 +7,7 @@ import pytest
 from tokamax._src import devices, errors
 from tokamax._src.autotuning import store
 from tokamax._src.autotuning.store import DirectoryStore, MemoryStore
-from toy import Toy, ToyConfig, arrays, entry
+from toy import Toy, ToyConfig, arrays, entry, put_entries
 
 KIND = devices.device_kind()
 
@@ -129,15 +129,9 @@ def test_file_stems_are_safe_and_do_not_collide(name):
     assert store.file_stem(name + "/") != stem
 
 
-def _write(folder, sizes):
-    target = DirectoryStore(pathlib.Path(folder) / "data", pathlib.Path(folder) / "models")
-    for m in sizes:
-        target.put([entry(m)])
-
-
 def test_two_writers_lose_nothing(tmp_path):
     context = multiprocessing.get_context("spawn")
-    jobs = [context.Process(target=_write, args=(str(tmp_path), range(i, 20, 2))) for i in (2, 3)]
+    jobs = [context.Process(target=put_entries, args=(str(tmp_path), range(i, 20, 2))) for i in (2, 3)]
     [job.start() for job in jobs]
     [job.join() for job in jobs]
     assert [job.exitcode for job in jobs] == [0, 0]

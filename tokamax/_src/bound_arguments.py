@@ -146,7 +146,9 @@ class BoundArguments:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        parts = (f"{name}={_text(value)}" for name, value in self.abstract.items())
+        defaults = {name: p.default for name, p in self.op.signature.parameters.items()}
+        shown = {n: v for n, v in self.abstract.items() if v is not None and not _is_default(v, defaults[n])}
+        parts = (f"{name}={_text(value)}" for name, value in shown.items())
         return f"{self.op.registered_name()}({', '.join(parts)})"
 
     @functools.cached_property
@@ -271,6 +273,10 @@ def _leaf_fingerprint(leaf: Any) -> Any:
     except TypeError:
         return serialization.dumps(serialization.encode(leaf, local=True))
     return type(leaf), leaf
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and not is_leaf(value) and bool(value == default)
 
 
 def _text(value: Any) -> str:

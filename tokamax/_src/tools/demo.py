@@ -172,7 +172,7 @@ def _run(progress_bar: bool, say: Say) -> dict[str, Any]:
         f"\n4. A cost model learned from {len(TRAINING_SHAPES)} attention shapes, asked about {len(NEW_SHAPES)} others."
     )
     training = _tune([attention(length, width // 32, 32) for length, width in TRAINING_SHAPES], progress_bar, rounds=2)
-    learned = (reloaded | training).fit()
+    learned = reloaded | training.fit()
     predictions = _predictions(learned, progress_bar)
     rows = [("arrays", "predicted config", "from", "runs in", "best possible", "default", "efficiency")]
     for ba, row in zip((attention(n, w // 32, 32) for n, w in NEW_SHAPES), predictions, strict=False):
