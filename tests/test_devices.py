@@ -23,7 +23,7 @@ def host(monkeypatch):
 
     def pretend(info, cores=4):
         monkeypatch.setattr(devices, "_cpuinfo", lambda: info)
-        monkeypatch.setattr(devices, "_usable_cores", lambda: cores)
+        monkeypatch.setattr(devices, "usable_cores", lambda: cores)
 
     monkeypatch.setattr(devices, "_host_kind", devices._host_kind.__wrapped__)
     monkeypatch.setattr(devices, "_host_facts", devices._host_facts.__wrapped__)

@@ -24,34 +24,22 @@ def sweep(family: str) -> list:
     return [*forward, *(ba.op.bind_vjp(ba) for ba in forward)]
 
 
-def is_measured(store, kind: str, ba) -> bool:
-    """Whether a fresh entry covers the whole space."""
-    from tokamax._src import environment
-
-    return any(
-        entry.key == ba.key
-        and not environment.stale_parts(entry.environment)
-        and set(ba.autotuning_configs) <= set(entry.outcomes)
-        for entry in store.entries(kind, ba.op.registered_name())
-    )
-
-
 def collect(families: list[str], data: pathlib.Path, *, limit: int | None, rounds: int) -> int:
     """Measures what is missing; returns how many shapes were measured."""
-    from tokamax._src import devices
+    from tokamax._src import devices, timing
     from tokamax._src.autotuning import session
     from tokamax._src.autotuning.store import DirectoryStore
 
-    store = DirectoryStore(data, data.parent / "models")
+    store, settings = DirectoryStore(data, data.parent / "models"), session.Settings(rounds=rounds)
+    timer = timing.timer_name(timing.get_timer(settings.timer))
     kind, done = devices.device_kind(), 0
     for family in families:
         todo = sweep(family)
         names = dict.fromkeys(ba.op.registered_name() for ba in todo)
-        measured = {ba.key for ba in todo if is_measured(store, kind, ba)}
-        missing = [ba for ba in dict.fromkeys(todo) if ba.key not in measured]
+        missing = [ba for ba in dict.fromkeys(todo) if store.known_entry(ba, kind, timer) is None]
         for number, ba in enumerate(missing[:limit], 1):
             started = time.perf_counter()
-            entry, interrupted = session.tune(ba, session.Settings(rounds=rounds))
+            entry, interrupted = session.tune(ba, settings)
             if interrupted:
                 raise KeyboardInterrupt
             store.keep([entry])

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import tokamax
 from tokamax._src import errors
-from tokamax._src.autotuning.session import example_inputs
+from tokamax._src.inputs import example_inputs
 from tokamax._src.ops.ragged_dot import xla_chunked
 from tokamax._src.ops.ragged_dot.base import RaggedDot
 from tokamax._src.ops.ragged_dot.xla_chunked import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from tokamax._src import capture, devices, dispatch, environment, errors, options, registry, serialization, timing
+from tokamax._src import capture, devices, dispatch, errors, options, registry, serialization, timing
 from tokamax._src.autotuning import session, store
 from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config, format_table
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runtime
@@ -213,15 +213,10 @@ def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Boun
 
 
 def _known_entry(ba: BoundArguments, timer: str) -> Entry | None:
-    """Returns the newest fresh entry of the caches that covers the whole space, measured the same way, or None."""
-    kind, op = devices.device_kind(), ba.op.registered_name()
-    stores = [store.library(), *([store.private()] if options.private_cache.value else [])]
-    for place in reversed(stores):
-        for entry in reversed(place.entries(kind, op)):
-            fresh = entry.environment.get("timer") == timer and not environment.stale_parts(entry.environment)
-            if entry.key == ba.key and fresh and set(ba.autotuning_configs) <= set(entry.outcomes):
-                return entry
-    return None
+    """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
+    stores = [*([store.private()] if options.private_cache.value else []), store.library()]
+    found = (place.known_entry(ba, devices.device_kind(), timer) for place in stores)
+    return next((entry for entry in found if entry is not None), None)
 
 
 def _keep(entry: Entry) -> None:

@@ -81,7 +81,8 @@ def facts(kind: str | None = None) -> DeviceFacts:
     return DeviceFacts(kind, "tpu" if kind.lower().startswith("tpu") else "gpu")
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -102,7 +103,7 @@ def _host_kind() -> str:
     name = re.sub(r"\((r|tm)\)|\bcpu\b|\bprocessor\b|@.*", " ", name.lower())
     name = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     stepping = f"-f{info['cpu family']}m{info['model']}" if "cpu family" in info and "model" in info else ""
-    return f"cpu-{name}{stepping}-{_usable_cores()}c"
+    return f"cpu-{name}{stepping}-{usable_cores()}c"
 
 
 def _cache_bytes(index: int) -> int | None:
@@ -137,7 +138,7 @@ def _host_facts() -> DeviceFacts:
     return DeviceFacts(
         kind=_host_kind(),
         platform="cpu",
-        cores=_usable_cores(),
+        cores=usable_cores(),
         clock_ghz=_clock_ghz(),
         l1_bytes=_cache_bytes(0),
         l2_bytes=_cache_bytes(2),

@@ -11,7 +11,6 @@ that hangs keeps its thread, and possibly a core, until the process ends.
 import dataclasses
 import functools
 import math
-import os
 import queue
 import statistics
 import threading
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tokamax._src import timing
+from tokamax._src import devices, timing
 from tokamax._src.autotuning import search
 from tokamax._src.autotuning.outcome import Failure, Outcome
 from tokamax._src.benchmarking import Compiled
@@ -329,7 +328,7 @@ def tune(
     runner = _Runner(timeout_s)
     interrupted = False
     try:
-        _compile_all(session, order, build, max_workers or os.cpu_count() or 1, timeout_s)
+        _compile_all(session, order, build, max_workers or devices.usable_cores(), timeout_s)
         _warm_up(session, runner, order, check)
         _measure(session, runner, timer, bound_args, default, rounds)
     except KeyboardInterrupt:

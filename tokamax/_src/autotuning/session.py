@@ -5,7 +5,6 @@ Brings the parts together: the op's space, seeded inputs, compiled candidates, t
 
 import contextlib
 import dataclasses
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -105,7 +104,7 @@ def tune(
         bound_args=ba,
         check=numerics.compare if settings.check else None,
         rounds=settings.rounds,
-        max_workers=settings.max_workers or len(os.sched_getaffinity(0)),
+        max_workers=settings.max_workers,
         timeout_s=settings.timeout_s,
         on_event=on_event,
         stop=stop,

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import platformdirs
 
-from tokamax._src import devices, errors, files, resources, serialization
+from tokamax._src import devices, environment, errors, files, resources, serialization
 from tokamax._src.autotuning.result import Entry, Winner, parse_entries
+from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel.model import CostModel
 
 _WINNERS_SCHEMA = "tokamax-winners"
@@ -187,6 +188,17 @@ class DirectoryStore:
         except OSError:
             return []
         return list(_parsed(path, stat.st_mtime_ns, stat.st_size))
+
+    def known_entry(self, ba: BoundArguments, device_kind: str, timer: str) -> Entry | None:
+        """Returns the newest entry of bound arguments that makes measuring them again needless, or None.
+
+        It must cover the whole space, and come from the present toolchain and the timer of that name.
+        """
+        for entry in reversed(self.entries(device_kind, ba.op.registered_name())):
+            fresh = entry.environment.get("timer") == timer and not environment.stale_parts(entry.environment)
+            if entry.key == ba.key and fresh and set(ba.autotuning_configs) <= set(entry.outcomes):
+                return entry
+        return None
 
     def sweeps(self) -> Iterator[pathlib.Path]:
         """Yields the paths of all sweeps, in a fixed order."""
