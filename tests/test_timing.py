@@ -4,7 +4,7 @@ import time
 import pytest
 
 from tokamax._src import errors, timing
-from tokamax._src.timing import RecordedTimer, wall_clock
+from tokamax._src.timing import RecordedTimer, wall_clock, wall_clock_min
 from toy import Toy, ToyConfig, arrays
 
 BA = Toy.bind(*arrays())
@@ -22,7 +22,7 @@ class Calls:
         time.sleep(self.seconds)
 
 
-@pytest.mark.parametrize("timer", [wall_clock, RECORDED], ids=timing.timer_name)
+@pytest.mark.parametrize("timer", [wall_clock, wall_clock_min, RECORDED], ids=timing.timer_name)
 class TestTimer:
     """What every timer keeps."""
 
@@ -49,12 +49,51 @@ def test_wall_clock_repeats_short_runs_within_a_sample():
     assert 2 < short.count <= 2 * 1001
 
 
-def test_wall_clock_lets_errors_through():
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock in ns that only stands where a test puts it."""
+
+    class Clock:
+        now = 0
+
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: Clock.now)
+    return Clock
+
+
+def runs_that_take(clock, *ms):
+    """A function whose runs take these times one after another, and the last one from then on."""
+    taken = []
+
+    def run():
+        taken.append(ms[min(len(taken), len(ms) - 1)])
+        clock.now += round(taken[-1] * 1e6)
+
+    return run, taken
+
+
+@pytest.mark.parametrize(
+    ("ms", "best", "count"),
+    [
+        ((40, 30, 50), 30, 3),  # Three runs at least,
+        ((3, 2), 2, 5),  # more while they are short,
+        ((0.2, 0.1), 0.1, 20),  # up to twenty,
+        ((150, 90, 80), 90, 2),  # and fewer where they are long.
+        ((300, 80), 300, 1),
+    ],
+)
+def test_wall_clock_min_takes_the_fastest_of_a_few_runs(clock, ms, best, count):
+    run, taken = runs_that_take(clock, *ms)
+    assert wall_clock_min(run, bound_args=None, config=None, rounds=1) == [best]
+    assert len(taken) == count
+
+
+@pytest.mark.parametrize("timer", [wall_clock, wall_clock_min])
+def test_wall_clocks_let_errors_through(timer):
     def broken():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        wall_clock(broken, bound_args=None, config=None, rounds=1)
+        timer(broken, bound_args=None, config=None, rounds=1)
 
 
 def test_recorded_timer_runs_nothing_and_starts_over():
@@ -75,10 +114,10 @@ def test_recorded_timer_without_a_record_says_what_is_missing(ba, config):
 
 
 def test_timers_have_names():
-    assert timing.get_timer("wall_clock") is wall_clock
+    assert timing.get_timer("wall_clock") is wall_clock and timing.get_timer("wall_clock_min") is wall_clock_min
     assert [timing.timer_name(t) for t in (wall_clock, RECORDED, Calls())] == ["wall_clock", "recorded", "Calls"]
 
 
 def test_unknown_timer_names_those_there_are():
-    with pytest.raises(errors.ArgumentError, match=r"callable or one of \['wall_clock'\], got 'sundial'"):
+    with pytest.raises(errors.ArgumentError, match=r"callable or one of \['wall_clock', 'wall_clock_min'\], got 'sundial'"):
         timing.get_timer("sundial")

@@ -8,3 +8,4 @@ from tokamax._src.timing import RecordedTimer as RecordedTimer
 from tokamax._src.timing import Timer as Timer
 from tokamax._src.timing import get_timer as get_timer
 from tokamax._src.timing import wall_clock as wall_clock
+from tokamax._src.timing import wall_clock_min as wall_clock_min

@@ -124,7 +124,7 @@ def autotune(
     timeout: float = 60.0,
     max_workers: int | None = None,
     rounds: int = 5,
-    timer: Any = "wall_clock",
+    timer: Any = "wall_clock_min",
     check: bool = True,
     seed: int = 0,
     keep: bool = True,

@@ -296,7 +296,7 @@ def tune(
     *,
     default: Any,
     build: Callable[[Any], Compiled],
-    timer: timing.Timer = timing.wall_clock,
+    timer: timing.Timer = timing.wall_clock_min,
     bound_args: Any = None,
     check: Callable[[Any, Any], str | None] | None = None,
     rounds: int = 5,

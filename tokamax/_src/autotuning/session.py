@@ -34,7 +34,7 @@ class Settings:
     timeout_s: float = 60.0
     max_workers: int | None = None
     rounds: int = 5
-    timer: Any = "wall_clock"
+    timer: Any = "wall_clock_min"
     check: bool = True
     seed: int = 0
 

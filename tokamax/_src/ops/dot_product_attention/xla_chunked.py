@@ -359,7 +359,10 @@ def _cost_features(ba: BoundArguments, config: Any, arrays: int) -> dict[str, fl
     visits = float(np.maximum(end - first, 0).sum())
     batch = math.prod(query.shape[:-3]) * math.prod(ba.vmap_sizes)
     cells = rows.block * columns.block * query.shape[-2] * batch
+    # On CPUs XLA runs a product on several cores only if one matrix of the batch is large enough.
+    matrix = rows.block * columns.block * query.shape[-2] // key.shape[-2]
     return {
+        "log2_matrix": math.log2(matrix),
         "row_blocks": float(rows.count),
         "column_blocks": float(columns.count),
         "visits": visits,

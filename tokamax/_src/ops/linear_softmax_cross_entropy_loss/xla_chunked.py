@@ -9,6 +9,7 @@ Notation: b rows, h features, v classes; z logits, lse their log-sum-exp, p prob
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -225,6 +226,23 @@ def gradients(
     return dx.astype(x_dtype), dw.astype(w_dtype)
 
 
+def _cost_features(ba: BoundArguments, config: Any) -> dict[str, float]:
+    """Numbers of blocks, the logits of one, the operands of its product, and the share of logits computed twice."""
+    (b, h), v = ba.abstract["x"].shape, ba.abstract["weights"].shape[1]
+    rows, classes = _Split.of(b, config.block_b), _Split.of(v, config.block_v)
+    return {
+        "row_blocks": float(rows.count),
+        "class_blocks": float(classes.count),
+        "log2_blocks": math.log2(rows.count * classes.count),
+        "log2_logits": math.log2(rows.block * classes.block),
+        "log2_rows": math.log2(rows.block),
+        "log2_classes": math.log2(classes.block),
+        "log2_weights": math.log2(h * classes.block),
+        "log2_x": math.log2(h * rows.block),
+        "computed_share": rows.count * rows.block * classes.count * classes.block / (b * v),
+    }
+
+
 def _block_pairs(b: int, v: int, pairs: list[tuple[int | None, int | None]]) -> list[tuple[int | None, int | None]]:
     """Returns the pairs of block sizes that split anything, one of those that split alike."""
     kept: dict[tuple[int, int], tuple[int | None, int | None]] = {}
@@ -287,6 +305,9 @@ class XlaChunkedLinearSoftmaxCrossEntropyLossVjp(op.Op):
             for block_b, block_v in [(None, None), *_block_pairs(x.shape[0], v, [(256, None), (None, 2048)])]:
                 configs.add(make(True, block_b, block_v, upcast=True))
         return configs
+
+    def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
+        return _cost_features(ba, config)
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         x_spec, w_spec = arguments["x"], arguments["weights"]
@@ -362,6 +383,9 @@ class XlaChunkedLinearSoftmaxCrossEntropyLoss(op.Op):
             upcast: list[tuple[int | None, int | None]] = [(128, None), (None, 1024), (256, 1024)]
             configs |= {make(None, None, True), *(make(*p, True) for p in _block_pairs(x.shape[0], v, upcast))}
         return configs
+
+    def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
+        return _cost_features(ba, config)
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {"labels": base.example_labels(arguments, rng)}

@@ -9,6 +9,7 @@ Notation: m rows, k inputs, n outputs, g groups.
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -267,6 +268,25 @@ def _plain_gradients(
     return jax.vjp(run, lhs, rhs)[1](dout)
 
 
+def _tiles_of(rows: int, groups: int, block_m: int | None, block_tail: int | None) -> dict[str, float]:
+    """Describes the tiles that uneven groups are cut into: their number, the small ones', the rows beyond `rows`.
+
+    The sizes of the groups are known only when the program runs; typical ones stand for them.
+    """
+    if block_m is None:
+        return {"log2_tiles": 0.0, "log2_tails": 0.0, "computed_share": float(groups)}
+    sizes = base.example_group_sizes(rows, groups, np.random.default_rng(0)).astype(np.int64)
+    if block_tail is None or block_tail >= block_m:
+        full, tails, block_tail = -(-sizes // block_m), np.zeros_like(sizes), 0
+    else:
+        full, tails = sizes // block_m, -(-(sizes % block_m) // block_tail)
+    return {
+        "log2_tiles": math.log2(1.0 + full.sum()),
+        "log2_tails": math.log2(1.0 + tails.sum()),
+        "computed_share": float(full.sum() * block_m + tails.sum() * block_tail) / max(rows, 1),
+    }
+
+
 def _tile_sizes(rows: int, sizes: tuple[int, ...]) -> list[int]:
     """Returns the tile sizes that fit into `rows`; the smallest always stays."""
     return [size for size in sizes if size <= rows] or [sizes[0]]
@@ -335,6 +355,21 @@ class XlaChunkedRaggedDotVjp(op.Op):
             for rows in _tile_sizes(lhs.shape[0], (16, 64, 256)):
                 configs.add(XlaChunkedRaggedDotVjpConfig(rows, rows, 16 if rows > 16 else None, upcast=True))
         return configs
+
+    def _get_cost_features(self, ba: BoundArguments, config: XlaChunkedRaggedDotVjpConfig) -> dict[str, float]:
+        (m, k), (groups, _, n) = ba.abstract["lhs"].shape, ba.abstract["rhs"].shape
+        features = {
+            "log2_rows_per_group": math.log2(max(m, 1) / groups),
+            "log2_matrix": math.log2(k * n),
+        }
+        for name, block_m, width in (("lhs", config.block_m_lhs, k), ("rhs", config.block_m_rhs, k + n)):
+            block = m if block_m is None else block_m
+            tiles = _tiles_of(m, groups, block_m, config.block_tail)
+            features |= {f"{name}_{feature}": value for feature, value in tiles.items()}
+            features[f"{name}_log2_block_per_group"] = math.log2(block * groups / max(m, 1))
+            features[f"{name}_log2_operand"] = math.log2(block * width)
+            features[f"{name}_log2_work"] = math.log2(block * k * n)
+        return features
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         lhs_spec, rhs_spec = arguments["lhs"], arguments["rhs"]
@@ -416,6 +451,19 @@ class XlaChunkedRaggedDot(op.Op):
         groups, k, n = rhs.shape
         tiles = min(lhs.shape[0], lhs.shape[0] // config.block_m + groups)
         return tiles * k * n * rhs.dtype.itemsize <= _MAX_GATHERED_BYTES
+
+    def _get_cost_features(self, ba: BoundArguments, config: XlaChunkedRaggedDotConfig) -> dict[str, float]:
+        (m, k), (groups, _, n) = ba.abstract["lhs"].shape, ba.abstract["rhs"].shape
+        block = m if config.block_m is None else config.block_m
+        return {
+            **_tiles_of(m, groups, config.block_m, config.block_tail),
+            "log2_rows_per_group": math.log2(max(m, 1) / groups),
+            "log2_block_per_group": math.log2(block * groups / max(m, 1)),
+            "log2_product": math.log2(block * n),
+            "log2_operand": math.log2(block * k),
+            "log2_work": math.log2(block * k * n),
+            "log2_matrix": math.log2(k * n),
+        }
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {"group_sizes": base.example_group_sizes(arguments["lhs"].shape[0], arguments["rhs"].shape[0], rng)}
