@@ -15,7 +15,7 @@ _SHORTEST_SAMPLE_NS = 2_000_000
 """Runs shorter than this are repeated within one sample, so that the clock and the call weigh little."""
 _LEAST_RUNS, _MOST_RUNS = 3, 20
 _MANY_RUNS_NS, _FEW_RUNS_NS = 10_000_000, 200_000_000
-"""A sample of `wall_clock_min` goes on to the most runs while it is short, and ends before the least when it is long."""
+"""A sample of `wall_clock_min` goes on to the most runs while it is short; a long one ends before the least."""
 
 
 class Timer(Protocol):

@@ -10,7 +10,7 @@ from tokamax._src.bound_arguments import config_order
 LOSER_RATIO = 1.5
 FIRST_ROUND_RATIO = 3.0
 """After one round only the hopeless stop: on a busy machine a single sample may be twice too long."""
-FINALISTS = 4
+FINALISTS = 6
 FINALIST_RATIO = 1.1
 
 
