@@ -287,3 +287,76 @@ def test_a_result_file_is_what_it_says(tmp_path):
     assert data["schema"] == "tokamax-autotuning-result"
     assert len(data["entries"][0]["outcomes"]) == len(SPACE)
     assert AutotuningResult.load(tmp_path / "a.json").entries[0].best == ToyConfig(8, True)
+
+
+def test_a_search_by_model_measures_less_and_says_so():
+    tuned = tune(Toy.bind(*arrays()), search="model", budget=3)
+    (entry,) = tuned.entries
+    assert len(entry.outcomes) == 3 and entry.default in entry.outcomes
+    assert (entry.environment["search"], entry.environment["budget"]) == ("model", 3)
+
+
+def test_a_search_by_model_learns_from_shape_to_shape():
+    bound = [Toy.bind(*arrays(m)) for m in (16, 24, 32, 48, 64, 96, 128, 192)]
+    result = tune(bound, search="model", budget=6, keep=False)
+    assert all(len(entry.outcomes) <= 6 < len(SPACE) for entry in result.entries)
+    assert [entry.best for entry in result.entries[-3:]] == [ToyConfig(8, True)] * 3
+    assert len(result.entries[-1].outcomes) < 6
+
+
+def test_a_search_by_model_begins_with_what_was_measured_before():
+    tune([Toy.bind(*arrays(m)) for m in (16, 24, 32, 48, 64, 96)])
+    (entry,) = tune(Toy.bind(*arrays(80)), search="model", budget=2).entries
+    assert entry.best == ToyConfig(8, True)
+
+
+def test_a_search_by_model_is_not_repeated_and_an_exhaustive_one_is_enough():
+    ba = Toy.bind(*arrays())
+    first = tune(ba, search="model", budget=3)
+    assert tune(ba, search="model", budget=3).entries[0].environment["time"] == first.entries[0].environment["time"]
+    assert len(tune(ba, search="model", budget=4).entries[0].outcomes) == 4
+    assert len(tune(ba).entries[0].outcomes) == len(SPACE)
+    assert len(tune(ba, search="model", budget=2).entries[0].outcomes) == len(SPACE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"search": "guess"}, "search must be one of"),
+        ({"budget": 3}, "with search='model'"),
+        ({"search": "model", "budget": 0}, "budget must be at least 1"),
+        ({"total_timeout": 0}, "total_timeout must be a positive number"),
+    ],
+)
+def test_wrong_options(wrong, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        tune(Toy.bind(*arrays()), **wrong)
+
+
+def test_total_timeout_returns_what_was_measured():
+    def timer(run, *, bound_args, config, rounds):
+        time.sleep(0.05)
+        return [by_block(config, bound_args)]
+
+    bound = [Toy.bind(*arrays(m)) for m in (8, 16, 32)]
+    with pytest.warns(UserWarning, match=r"total_timeout of 0.8 s is over: \d of 3 ops"):
+        result = tokamax.autotune(bound, timer=timer, total_timeout=0.8, rounds=50, progress_bar=False)
+    assert len(result) < 3
+
+
+def test_check_compiles_what_would_run():
+    report = tokamax.check(lambda x, w: Toy()(x, w), *arrays())
+    assert report.ok and "1 of 1 compile" in str(report) and "heuristic" in str(report)
+
+
+def test_check_reports_what_does_not_compile():
+    @dataclasses.dataclass(frozen=True)
+    class Picky(Toy):
+        def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+            if config.block == 1:
+                raise ValueError("block must not be 1")
+            return x @ w, None
+
+    report = tokamax.check([Picky.bind(*arrays()), Toy.bind(*arrays())])
+    assert not report.ok
+    assert "ValueError: block must not be 1" in str(report) and "1 of 2 compile" in str(report)

@@ -202,3 +202,71 @@ def test_an_entry_without_a_winner_is_a_miss():
     broken = Entry(ba(), devices.device_kind(), {}, ToyConfig(1), None, environment.describe(), error="boom")
     with AutotuningResult((broken,)):
         assert ba().choose_config().source == "heuristic"
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky(Toy):
+    """Traces with all blocks but one."""
+
+    name = "picky"
+
+    def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+        if config.block == 4:
+            raise ValueError("block must not be 4")
+        return x @ w + 0.0 * config.block, None
+
+
+def test_a_config_that_does_not_trace_is_replaced_once_with_a_warning():
+    x, w = arrays()
+    with AutotuningResult((entry(bound_args=Picky.bind(x, w), best=ToyConfig(4)),)):
+        with pytest.warns(UserWarning, match=r"block=4.*exact.*failed.*must not be 4.*block=1.*heuristic.*instead"):
+            out = jax.jit(Picky())(x, w)
+        assert out.shape == (8, 6)
+        assert Picky.bind(x, w).choose_config().config == ToyConfig(1)
+        jax.jit(lambda x: Picky()(x, w))(x)
+
+
+def test_a_config_that_does_not_trace_falls_to_the_next_winner():
+    x, w = arrays()
+    inner = AutotuningResult((entry(bound_args=Picky.bind(x, w), best=ToyConfig(4)),))
+    with AutotuningResult((entry(bound_args=Picky.bind(x, w), best=ToyConfig(8)),)), inner:
+        with pytest.warns(UserWarning, match="block=8"):
+            Picky()(x, w)
+
+
+def test_what_the_user_pinned_and_the_default_raise():
+    x, w = arrays()
+    with pytest.raises(ValueError, match="must not be 4"):
+        Picky(config=ToyConfig(4))(x, w)
+
+    @dataclasses.dataclass(frozen=True)
+    class Broken(Toy):
+        def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+            raise ValueError(f"always, with block {config.block}")
+
+    with pytest.raises(ValueError, match="always, with block 1"):
+        Broken()(x, w)
+    with AutotuningResult((entry(bound_args=Broken.bind(x, w), best=ToyConfig(4)),)):
+        with pytest.warns(UserWarning, match="instead"), pytest.raises(ValueError, match="always, with block 1"):
+            Broken()(x, w)
+
+
+def test_cost_features_that_raise_cost_the_prediction_and_not_the_program():
+    @dataclasses.dataclass(frozen=True)
+    class Careless(Toy):
+        def _get_cost_features(self, ba, config):
+            raise ZeroDivisionError("in the features")
+
+    with pytest.warns(UserWarning, match="_get_cost_features raised ZeroDivisionError"):
+        assert Careless.bind(*arrays()).choose_config().source == "heuristic"
+
+
+def test_what_beat_the_default_on_the_nearest_shapes_replaces_an_abstention():
+    result = learned()
+    ((place, model),) = result.models.items()
+    model.calibration_ = dataclasses.replace(model.calibration_, max_doubt=-1.0, max_distance=-1.0)
+    with AutotuningResult(models={place: model}):
+        choice = ba(80).choose_config()
+        assert (choice.source, choice.config) == ("model", ToyConfig(8, True))
+        assert "beat the default on the nearest measured shapes" in choice.detail
+        assert choice.expected_slowdown is None

@@ -5,6 +5,7 @@ from tokamax import benchmarking as benchmarking
 from tokamax import config as config
 from tokamax import costmodel as costmodel
 from tokamax._src.api import autotune as autotune
+from tokamax._src.api import check as check
 from tokamax._src.api import explain as explain
 from tokamax._src.autotuning.result import AutotuningResult as AutotuningResult
 from tokamax._src.benchmarking import BenchmarkData as BenchmarkData

@@ -3,8 +3,9 @@
     python training/collect.py                        # all ops, forward and VJP
     python training/collect.py --op ragged_dot --limit 5 --data /tmp/data
 
-A sweep resumes where it stopped: shapes whose whole space this device has measured with this toolchain are skipped.
-Run it on a machine that does nothing else. Winners (`<op>.best.json`) are derived at the end of each op.
+A sweep resumes where it stopped, in the middle of a shape too: shapes whose whole space this device has measured with
+this toolchain are skipped. Run it on a machine that does nothing else. Winners (`<op>.best.json`) are derived at the
+end of each op.
 """
 
 import argparse
@@ -26,23 +27,25 @@ def sweep(family: str) -> list:
 
 def collect(families: list[str], data: pathlib.Path, *, limit: int | None, rounds: int) -> int:
     """Measures what is missing; returns how many shapes were measured."""
-    from tokamax._src import devices, timing
+    from tokamax._src import devices
     from tokamax._src.autotuning import session
     from tokamax._src.autotuning.store import DirectoryStore
 
     store, settings = DirectoryStore(data, data.parent / "models"), session.Settings(rounds=rounds)
-    timer = timing.timer_name(timing.get_timer(settings.timer))
     kind, done = devices.device_kind(), 0
     for family in families:
         todo = sweep(family)
         names = dict.fromkeys(ba.op.registered_name() for ba in todo)
-        missing = [ba for ba in dict.fromkeys(todo) if store.known_entry(ba, kind, timer) is None]
+        missing = [ba for ba in dict.fromkeys(todo) if store.known_entry(ba, kind, settings.how()) is None]
         for number, ba in enumerate(missing[:limit], 1):
             started = time.perf_counter()
-            entry, interrupted = session.tune(ba, settings)
+            journal = store.journal(ba, kind, settings.how())
+            entry, interrupted = session.tune(ba, settings, journal=journal)
             if interrupted:
                 raise KeyboardInterrupt
             store.keep([entry])
+            if journal is not None:
+                journal.discard()
             done += 1
             speedup = f"{entry.speedup:5.2f}x" if entry.speedup else entry.error or "no default"
             seconds = time.perf_counter() - started

@@ -387,3 +387,99 @@ def test_an_error_of_the_listener_is_the_callers():
 
     with pytest.raises(ZeroDivisionError):
         tune(on_event=listener)
+
+
+def proposing(*batches):
+    """Proposes given batches one after the other; keeps what it was told."""
+    left, told = list(batches), []
+
+    def propose(times):
+        told.append(dict(times))
+        return left.pop(0) if left else []
+
+    propose.told = told
+    return propose
+
+
+def test_only_what_is_proposed_is_measured():
+    propose = proposing([DEFAULT, ToyConfig(2)], [ToyConfig(8)])
+    build = Build(run={ToyConfig(2): raises(ValueError("no"))})
+    events = []
+    run = tune(
+        build=build, timer=Tape({ToyConfig(8): [0.5]}), propose=propose, most=3, rounds=2, on_event=events.append
+    )
+    assert list(run.outcomes) == [DEFAULT, ToyConfig(2), ToyConfig(8)]
+    assert measured(run) == {DEFAULT: 4, ToyConfig(8): 4}
+    assert ToyConfig(4) not in build.order("build") and {e.total for e in events} == {3}
+    first, second, third = propose.told
+    assert first == {} and second[DEFAULT] == 1.0 and second[ToyConfig(2)] != second[ToyConfig(2)]
+    assert third[ToyConfig(8)] == 0.5
+
+
+def test_later_batches_are_checked_against_the_default():
+    build = Build(run={ToyConfig(8): lambda: "wrong"})
+    run = tune(build=build, check=check, propose=proposing([ToyConfig(2)], [ToyConfig(8)]))
+    assert build.order("run")[0] == DEFAULT
+    assert run.outcomes[ToyConfig(8)].stage == "check"
+    assert set(measured(run)) == {ToyConfig(2)}
+
+
+def test_what_was_proposed_before_is_not_measured_again():
+    run = tune(propose=proposing([DEFAULT], [DEFAULT, ToyConfig(2)], [ToyConfig(2)]), rounds=1)
+    assert measured(run) == {DEFAULT: 2, ToyConfig(2): 2}
+
+
+class Notes:
+    """A journal in memory."""
+
+    def __init__(self, samples=(), failures=()):
+        self.samples, self.failures, self.log = dict(samples), dict(failures), []
+
+    def runs(self, config):
+        self.log.append(("runs", config))
+
+    def compiled(self, config, compiled):
+        self.log.append(("ran", config))
+
+    def sampled(self, config, sample_ms):
+        self.log.append(("sample", config, sample_ms))
+
+    def failed(self, config, failure):
+        self.log.append(("failed", config, failure))
+
+
+def test_everything_is_noted_as_it_comes():
+    notes = Notes()
+    build = Build(build={ToyConfig(2): raises(ValueError("no"))}, run={ToyConfig(4): raises(ValueError("no"))})
+    run = tune(build=build, timer=Tape({ToyConfig(8): [0.5]}), journal=notes, rounds=2)
+    noted = collections.Counter(event[:2] for event in notes.log)
+    assert noted["runs", ToyConfig(4)] == 1 and noted["ran", ToyConfig(4)] == 0
+    assert {c: noted["sample", c] for c in measured(run)} == measured(run)
+    assert [e for e in notes.log if e[0] == "failed"] == [
+        ("failed", c, run.outcomes[c]) for c in (ToyConfig(2), ToyConfig(4))
+    ]
+
+
+def test_a_tuning_goes_on_from_its_journal():
+    """A loser is done, a failure stays, a survivor gets the samples that it lacks."""
+    build, timer = Build(), Tape({ToyConfig(8): [1.25]})
+    notes = Notes(
+        {
+            DEFAULT: BenchmarkData((1.0, 1.0), 9.0, 9.0, 9),
+            ToyConfig(2): BenchmarkData((50.0,), 9.0, 9.0, 9),
+            ToyConfig(8): BenchmarkData((1.0,), 9.0, 9.0, 9),
+        },
+        {ToyConfig(4): Failure("run", "died")},
+    )
+    run = tune(build=build, timer=timer, check=check, journal=notes, rounds=2)
+    assert build.order("build") == [DEFAULT, ToyConfig(8)] == build.order("run")
+    assert run.outcomes[ToyConfig(2)] == BenchmarkData((50.0,), 9.0, 9.0, 9)
+    assert run.outcomes[ToyConfig(4)] == Failure("run", "died")
+    assert run.outcomes[ToyConfig(8)].samples_ms[:2] == (1.0, 1.25)
+    assert len(run.outcomes[DEFAULT].samples_ms) == 4
+
+
+def test_stop_ends_a_run_that_hangs(hang):
+    stop = threading.Event()
+    run = tune(build=Build(run={ToyConfig(4): lambda: stop.set() or hang()}), stop=stop)
+    assert run.interrupted and ToyConfig(4) not in run.outcomes

@@ -65,14 +65,61 @@ def test_model_beats_its_rivals(problems, facts):
     report = evaluate.evaluate_folds(problems, facts, count=3, choosers=SMALL)
     assert report.beats_rivals()
     assert report.problems == len(problems) and report.groups == len({p.group for p in problems})
-    assert set(report.scores) == {"model", "heuristic", "best single", "nearest shape", "5 nearest", "random"}
+    assert set(report.scores) == {
+        "model",
+        "heuristic",
+        "best single",
+        "nearest shape",
+        "5 nearest",
+        "decision tree",
+        "random",
+    }
     assert json.loads(json.dumps(report.to_dict()))["scores"]["model"]["mean"] == report.scores["model"].mean
     assert "nearest shape" in report.table()
 
 
-def test_largest_shapes_are_held_out(problems, facts):
-    report = evaluate.evaluate_largest(problems, facts, share=0.25, choosers=oracles(problems))
-    assert report.groups == 6 and report.scores["oracle"].mean == 1.0
+def test_families_are_held_out_whole(make_problem, make_problems, facts):
+    problems = [*make_problems(20), *(make_problem(n, n, n) for n in (64, 128, 256)), make_problem(48, 80, 96)]
+    problems.append(make_problem(72, 80, 96, dtype="float16"))
+    families = evaluate.families(problems)
+    assert list(families) == ["largest 20% of the shapes", "smallest 20% of the shapes", "dtypes float16"]
+    assert families["dtypes float16"].tolist() == [False] * 24 + [True]
+    sizes = np.array([max(map(int, p.group.split("x"))) for p in problems])
+    assert sizes[families["largest 20% of the shapes"]].min() > np.median(sizes)
+    for name, is_test in families.items():
+        report = evaluate.evaluate_family(problems, name, is_test, facts, choosers=oracles(problems))
+        assert report.problems == is_test.sum() and report.scores["oracle"].mean == 1.0
+
+
+def test_odd_sizes_are_a_family(make_problem):
+    problems = [make_problem(n, 64, 64) for n in (64, 128, 256, 100)]
+    assert evaluate.families(problems)["odd sizes"].tolist() == [False, False, False, True]
+
+
+def test_partly_measured_problems_teach_and_are_not_scored(problems, facts):
+    part = [dataclasses.replace(p, complete=i % 2 == 0) for i, p in enumerate(problems)]
+    report = evaluate.evaluate_folds(part, facts, count=3, choosers=oracles(part))
+    assert report.problems == len(problems) // 2
+
+
+def test_ceiling_is_what_choosing_by_half_of_the_samples_scores(problems, facts):
+    halves = [np.stack([p.times_ms, np.where(p.log_slowdown == 0, 2.0, 1.0) * p.times_ms]) for p in problems]
+    noisy = [dataclasses.replace(p, halves_ms=h) for p, h in zip(problems, halves, strict=True)]
+    assert 0.5 <= noisy[0].ceiling < 1.0 and problems[0].ceiling is None
+    report = evaluate.evaluate_folds(noisy, facts, choosers=oracles(noisy))
+    assert report.ceiling == pytest.approx(np.mean([p.ceiling for p in noisy]))
+    assert f"noise ceiling {report.ceiling:.4f}" in report.table()
+
+
+def test_fallback_runs_where_the_model_abstains(problems, facts):
+    class Cautious(Oracle):
+        def predict(self, *args, **kwargs):
+            found = super().predict(*args, **kwargs)
+            return dataclasses.replace(found, abstain="no", fallback=found.index)
+
+    table = {id(p.arguments): p for p in problems}
+    scores = evaluate.evaluate_folds(problems, facts, choosers={"cautious": lambda: Cautious(table)}).scores
+    assert scores["cautious"].mean == 1.0 and scores["cautious"].coverage == 0.0
 
 
 def test_splits_that_score_nothing_are_errors(problems, facts):
@@ -80,9 +127,9 @@ def test_splits_that_score_nothing_are_errors(problems, facts):
         evaluate.evaluate_folds(problems[:3], facts)
     with pytest.raises(errors.ArgumentError, match="distinct shapes"):
         evaluate.evaluate_folds([], facts)
-    for share in (0.0, 1.0):
+    for everything in (False, True):
         with pytest.raises(errors.ArgumentError, match="shapes to learn from and shapes to score"):
-            evaluate.evaluate_largest(problems, facts, share=share)
+            evaluate.evaluate_family(problems, "all", np.full(len(problems), everything), facts)
 
 
 def _tables():

@@ -64,10 +64,11 @@ def test_train_without_data_says_so(tmp_path, capsys):
     assert "no model was written" in capsys.readouterr().err
 
 
-def test_evaluate_prints_both_splits(folder, capsys):
+def test_evaluate_prints_folds_and_families(folder, capsys):
     assert cli.main(["evaluate", "--data", str(folder / "data"), "--json"]) == 0
     reports = json.loads(capsys.readouterr().out)
-    assert len(reports) == 2 and reports[0]["scores"]["model"]["mean"] > 0.9
+    assert len(reports) == 3 and reports[0]["scores"]["model"]["mean"] > 0.9
+    assert [r["split"].split()[0] for r in reports[1:]] == ["largest", "smallest"]
 
 
 def test_evaluate_without_data_fails(tmp_path, capsys):

@@ -1,21 +1,28 @@
 """The public functions: find ops, tune them, say what runs."""
 
 import collections
+import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from tokamax._src import capture, devices, dispatch, errors, options, registry, serialization, timing
-from tokamax._src.autotuning import session, store
+from tokamax._src import capture, devices, dispatch, errors, options, registry, serialization
+from tokamax._src.autotuning import guide, session, store
+from tokamax._src.autotuning.journal import Journal
+from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config, format_table
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runtime
+from tokamax._src.costmodel import dataset
+from tokamax._src.dispatch import warn
 from tokamax._src.op import NullConfig
 
 BOUND_ARGS_SCHEMA = "tokamax-bound-arguments"
@@ -121,20 +128,25 @@ def autotune(
     ignore_cache: bool = False,
     all_implementations: bool = False,
     progress_bar: bool = True,
+    search: str = "exhaustive",
+    budget: int | None = None,
     timeout: float = 60.0,
+    total_timeout: float | None = None,
     max_workers: int | None = None,
     rounds: int = 5,
     timer: Any = "wall_clock_min",
     check: bool = True,
     seed: int = 0,
     keep: bool = True,
+    resume: bool = True,
     **kwargs: Any,
 ) -> AutotuningResult:
     """Finds every tunable op that a program calls and measures each config of its space.
 
     The default config is always a candidate and loses only to a gain beyond noise; see
     `tokamax.autotuning.fastest`. A config that fails is recorded with its reason and the others go on; so does an op
-    that cannot be tuned. Ctrl-C ends the tuning and returns what was measured.
+    that cannot be tuned. Ctrl-C ends the tuning and returns what was measured. Findings are noted in the private cache
+    as they come: after an interruption, even of the whole process, the same call goes on where it ended.
 
     Args:
       f: a function (jitted or not) called with `args` and `kwargs`; a `jax.stages.Lowered`; or one or several
@@ -143,44 +155,120 @@ def autotune(
       ignore_cache: measure again what this device, toolchain and space already have an entry for.
       all_implementations: also tune the other implementations of each op.
       progress_bar: whether to show one; it never shows where stderr is not a terminal.
+      search: `exhaustive` measures each config at least once. `model` measures the default, the winner of the nearest
+        measured shape, and then what promises most, by what was measured of other shapes before and of this one on the
+        way; it ends early when another measurement promises less than noise.
+      budget: how many configs a search by model may measure per op; None for about a quarter of 30 and a tenth of 300.
       timeout: limit in seconds for compiling, and for each run, of one config.
+      total_timeout: limit in seconds for the whole call, which then returns what was measured; None for no limit.
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
       timer: a timer, or the name of one; see `tokamax.benchmarking.get_timer`.
       check: whether a config whose output differs from the default's counts as failed.
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
+      resume: whether to go on with what an interrupted call with the same options noted.
       **kwargs: keyword arguments of `f`.
 
     Raises:
       ArgumentError: if the arguments do not fit `f`, or a parameter of `f` has the name of an option.
     """
     settings = session.Settings(
-        timeout_s=timeout, max_workers=max_workers, rounds=rounds, timer=timer, check=check, seed=seed
+        timeout_s=timeout,
+        max_workers=max_workers,
+        rounds=rounds,
+        timer=timer,
+        check=check,
+        seed=seed,
+        search=search,
+        budget=budget,
     )
+    if total_timeout is not None and not total_timeout > 0:
+        raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
     if options.replay.value:
         raise errors.ArgumentError("tokamax.config.replay must be off to measure; it is on")
     targets = _targets(f, args, kwargs)
     if all_implementations:
         targets = [ba for target in targets for ba in implementations(target)]
     todo = list(dict.fromkeys(targets))
+    with _deadline(total_timeout) as stop:
+        entries = _tune_all(
+            todo, settings, ignore_cache=ignore_cache, progress_bar=progress_bar, keep=keep, resume=resume, stop=stop
+        )
+        if stop.is_set():
+            warn(f"total_timeout of {total_timeout:g} s is over: {len(entries)} of {len(todo)} ops are in the result")
+    return AutotuningResult(tuple(entries))
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float | None) -> Iterator[threading.Event]:
+    """Yields an event that is set when the time is over."""
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set) if seconds is not None else None
+    try:
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        yield stop
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _tune_all(
+    todo: Sequence[BoundArguments],
+    settings: session.Settings,
+    *,
+    ignore_cache: bool,
+    progress_bar: bool,
+    keep: bool,
+    resume: bool,
+    stop: threading.Event,
+) -> list[Entry]:
+    """Tunes bound arguments one after the other; ends early at Ctrl-C and when `stop` is set."""
+    teacher_of = functools.cache(_teacher)
     entries: list[Entry] = []
     for number, ba in enumerate(todo, 1):
-        known = None if ignore_cache else _known_entry(ba, timing.timer_name(timing.get_timer(timer)))
+        if stop.is_set():
+            break
+        known = None if ignore_cache else _known_entry(ba, settings.how())
         if known is not None:
             entries.append(known)
             continue
-        with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress:
+        journal = store.private().journal(ba, devices.device_kind(), settings.how(), resume=resume and not ignore_cache)
+        with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress, _closed(journal):
             try:
-                entry, interrupted = session.tune(ba, settings, on_event=progress.event)
+                teacher = teacher_of(ba.op.registered_name()) if settings.search == "model" else None
+                entry, interrupted = session.tune(
+                    ba, settings, teacher=teacher, journal=journal, on_event=progress.event, stop=stop
+                )
             except KeyboardInterrupt:
                 break
-        entries.append(entry)
-        if keep and entry.outcomes:
-            _keep(entry)
-        if interrupted:
-            break
-    return AutotuningResult(tuple(entries))
+            entries.append(entry)
+            if keep and entry.outcomes:
+                _keep(entry)
+            if interrupted:
+                break
+            if journal is not None:
+                journal.discard()
+    return entries
+
+
+@contextlib.contextmanager
+def _closed(journal: Journal | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def _teacher(op: str) -> guide.Teacher:
+    """Returns what is known of an op on this device before it is tuned: its model here, and what was measured."""
+    kind = devices.device_kind()
+    stores = [store.library(), *([store.private()] if options.private_cache.value else [])]
+    problems = [p for place in stores for p in dataset.problems_from_entries(place.entries(kind, op))]
+    return guide.Teacher(dispatch.model(kind, op), problems, devices.facts(kind))
 
 
 OPTION_NAMES = tuple(
@@ -212,10 +300,10 @@ def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Boun
     return [ba for ba in get_bound_args(f, *args, **kwargs) if ba.op.config_cls is not NullConfig]
 
 
-def _known_entry(ba: BoundArguments, timer: str) -> Entry | None:
+def _known_entry(ba: BoundArguments, how: Mapping[str, Any]) -> Entry | None:
     """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
     stores = [*([store.private()] if options.private_cache.value else []), store.library()]
-    found = (place.known_entry(ba, devices.device_kind(), timer) for place in stores)
+    found = (place.known_entry(ba, devices.device_kind(), how) for place in stores)
     return next((entry for entry in found if entry is not None), None)
 
 
@@ -226,7 +314,7 @@ def _keep(entry: Entry) -> None:
     except errors.SerializationError:
         pass
     except errors.StorageError as error:
-        dispatch.warn(f"measurements are not kept: {error}")
+        warn(f"measurements are not kept: {error}")
 
 
 class _Progress:
@@ -326,11 +414,70 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Explanation:
     return Explanation(tuple(rows), devices.device_kind())
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckReport:
+    """What `check` found: per op call, the config it runs with and whether that compiles.
+
+    Attributes:
+      rows: bound arguments, the choice (None if dispatch raised), and what is wrong (None if nothing is).
+      device_kind: the device.
+    """
+
+    rows: tuple[tuple[BoundArguments, ConfigChoice | None, str | None], ...]
+    device_kind: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether every chosen config compiles."""
+        return all(reason is None for _, _, reason in self.rows)
+
+    def __str__(self) -> str:
+        table = [("op", "arguments", "config", "source", "compiles")]
+        for ba, choice, reason in self.rows:
+            name, _, arguments = repr(ba).partition("(")
+            config, source = ("-", "error") if choice is None else (describe_config(choice.config), choice.source)
+            table.append((name, arguments[:-1], config, source, reason or "yes"))
+        failed = sum(reason is not None for _, _, reason in self.rows)
+        return f"{format_table(table)}\n{len(self.rows) - failed} of {len(self.rows)} compile on {self.device_kind}"
+
+    __repr__ = __str__
+
+
+def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:
+    """Compiles every op call of a program with the config it would run with here and now, and reports; runs nothing.
+
+    Dispatch itself can replace a config that fails while it is traced, but not one that the compiler refuses later,
+    as part of the user's program. This finds those ahead of time.
+
+    Args:
+      f: a function (jitted or not), a `jax.stages.Lowered`, or one or several `BoundArguments`.
+      *args: arguments of `f`; arrays or `jax.ShapeDtypeStruct`.
+      **kwargs: keyword arguments of `f`.
+    """
+    rows: list[tuple[BoundArguments, ConfigChoice | None, str | None]] = []
+    for ba, choice in explain(f, *args, **kwargs).rows:
+        if not isinstance(choice, ConfigChoice):
+            rows.append((ba, None, str(choice)))
+            continue
+        function, arrays = ba.as_function(choice.config)
+        specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        try:
+            jax.jit(function).lower(specs).compile()
+        except Exception as error:
+            rows.append((ba, choice, Failure.of("compile", error).reason))
+        else:
+            rows.append((ba, choice, None))
+    return CheckReport(tuple(rows), devices.device_kind())
+
+
 class _Runtime:
     """Fills the slot that ops ask: dispatch chooses, this module tunes and saves."""
 
     def choose(self, ba: BoundArguments) -> ConfigChoice:
         return dispatch.choose(ba)
+
+    def failed(self, ba: BoundArguments, choice: ConfigChoice, error: Exception) -> ConfigChoice:
+        return dispatch.choose_without(ba, choice, error)
 
     def autotune(self, ba: BoundArguments, **options: Any) -> AutotuningResult:
         return autotune(ba, **options)

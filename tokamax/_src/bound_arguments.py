@@ -45,6 +45,10 @@ class Runtime(Protocol):
         """Returns the config to run bound arguments with."""
         ...
 
+    def failed(self, ba: "BoundArguments", choice: ConfigChoice, error: Exception) -> ConfigChoice:
+        """Returns the config to use in place of a choice that could not be traced."""
+        ...
+
     def autotune(self, ba: "BoundArguments", **options: Any) -> Any:
         """Tunes bound arguments; returns an `AutotuningResult`."""
         ...

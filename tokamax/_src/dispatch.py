@@ -24,6 +24,8 @@ _MEMO_LIMIT = 100_000
 
 _memo: dict[Any, ConfigChoice] = {}
 _logged: set[tuple[str, str]] = set()
+_failed: set[tuple[str, str, Any]] = set()
+"""(device kind, key, config) of choices that could not be traced: not tried again in this process."""
 session_store = store_lib.MemoryStore()
 """Winners of the tunings that dispatch itself asked for."""
 
@@ -75,6 +77,11 @@ def _models(kind: str, op: str) -> Iterator[_Place]:
                     yield _Place(f"{name} model of another CPU, {other}", model)
 
 
+def model(kind: str, op: str) -> CostModel | None:
+    """Returns the cost model that dispatch asks first for an op, if there is one."""
+    return next((place.found for place in _models(kind, op)), None)
+
+
 def _unlikeness(kind: str, other: str) -> int:
     """How little two CPU kinds have in common: parts of the name that only one of them has."""
     return len(set(devices.folder_name(kind).split("-")) ^ set(other.split("-")))
@@ -85,6 +92,8 @@ def _decoded(ba: BoundArguments, place: _Place) -> Any:
     winner: Winner = place.found
     try:
         config = serialization.build_dataclass(ba.op.config_cls, dict(winner.config))
+        if (devices.device_kind(), ba.key, config) in _failed:
+            return None
         if ba.op._is_feasible(ba, config):
             return config
         reason = "it is not feasible for these arguments"
@@ -116,7 +125,11 @@ def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
     kind, configs = devices.device_kind(), ba.autotuning_configs
     if len(configs) < 2:
         return
-    extra = [ba.op._get_cost_features(ba, config) for config in configs]
+    try:
+        extra = [ba.op._get_cost_features(ba, config) for config in configs]
+    except Exception as error:  # A mistake of the op's author, and no reason to stop the user's model.
+        warn(f"cost models are not used for {ba!r}: _get_cost_features raised {type(error).__name__}: {error}")
+        return
     for place in _models(kind, ba.op.registered_name()):
         model: CostModel = place.found
         yield (
@@ -126,17 +139,23 @@ def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
 
 
 def _predicted(ba: BoundArguments) -> tuple[ConfigChoice | None, str]:
-    """Returns the choice of the first model that stands by one, or None and why the first of them does not."""
+    """Returns the choice of the first model that stands by one, or None and why the first of them does not.
+
+    Where none does, the config that beat the default on all of the nearest measured shapes of a model is the choice.
+    """
     if options.cost_model.value == "off":
         return None, "cost models are off"
-    reasons = []
+    reasons, fallback = [], None
     for name, prediction in predictions(ba):
         if prediction.abstain is None:
             detail = f"{name}, nearest measured shape {prediction.nearest}" if prediction.nearest else name
             config = ba.autotuning_configs[prediction.index]
             return ConfigChoice(config, "model", detail, prediction.expected_slowdown), ""
         reasons.append(f"{name}: {prediction.abstain}")
-    return None, reasons[0] if reasons else "no model of this op and device"
+        if fallback is None and prediction.fallback is not None:
+            detail = f"{name}, what beat the default on the nearest measured shapes ({prediction.abstain})"
+            fallback = ConfigChoice(ba.autotuning_configs[prediction.fallback], "model", detail)
+    return fallback, reasons[0] if reasons else "no model of this op and device"
 
 
 def _tuned(ba: BoundArguments) -> ConfigChoice | None:
@@ -165,6 +184,8 @@ def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
             f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache()"
         )
     choice, reason = _predicted(ba)
+    if choice is not None and (kind, ba.key, choice.config) in _failed:
+        choice, reason = None, "its choice could not be traced"
     if choice is not None:
         return choice
     if options.cost_model.value == "required":
@@ -172,7 +193,7 @@ def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
             f"a cost model must stand by a config for {ba!r} on {kind}, since tokamax.config.cost_model is required; "
             f"{reason}; measure the shape with {HOW_TO_TUNE}"
         )
-    if fallback == "autotune" and (choice := _tuned(ba)) is not None:
+    if fallback == "autotune" and (choice := _tuned(ba)) is not None and (kind, ba.key, choice.config) not in _failed:
         return choice
     return ConfigChoice(ba.default_config, "heuristic", f"the op's default ({reason})")
 
@@ -205,8 +226,24 @@ def choose(ba: BoundArguments) -> ConfigChoice:
     return choice
 
 
+def choose_without(ba: BoundArguments, choice: ConfigChoice, error: Exception) -> ConfigChoice:
+    """Returns what to run in place of a choice that could not be traced; it is not chosen again in this process."""
+    kind = devices.device_kind()
+    if (kind, ba.key, choice.config) in _failed:  # It came back: nothing else is left to fall to.
+        raise error
+    _failed.add((kind, ba.key, choice.config))
+    _memo.clear()
+    found = choose(ba)
+    warn(
+        f"{describe_config(choice.config)} ({choice.source}: {choice.detail}) failed for {ba!r} with "
+        f"{type(error).__name__}: {str(error)[:200]}; {describe_config(found.config)} ({found.source}) is used instead"
+    )
+    return found
+
+
 def forget() -> None:
     """Drops remembered choices after the caches changed, and makes JAX trace again what was traced with them."""
     _memo.clear()
+    _failed.clear()
     store_lib.private().reload()
     options.cache_epoch.set_global(options.cache_epoch.get_global() + 1)

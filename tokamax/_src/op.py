@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from tokamax._src import errors, registry, serialization, shapes
-from tokamax._src.bound_arguments import SCOPE_PREFIX, BoundArguments, config_order
+from tokamax._src.bound_arguments import SCOPE_PREFIX, BoundArguments, config_order, get_runtime
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -90,6 +90,8 @@ def _named_types(config_cls: type) -> set[type]:
 
 
 _MISSING = object()
+_REPLACEABLE = ("exact", "model", "tuned")
+"""Sources of configs that the user did not write: one that fails gives way to another."""
 
 
 @functools.cache
@@ -283,11 +285,22 @@ class _Call:
         return BoundArguments(self.op, names, self.return_residuals)
 
     def run(self, ba: BoundArguments, arrays: Sequence[Any]) -> Any:
-        """Runs the kernel on unbatched arrays with the config that `ba` chooses."""
-        config = ba.choose_config().config
+        """Runs the kernel on unbatched arrays with the config that `ba` chooses.
+
+        A measured or predicted config that cannot be traced is replaced by what dispatch falls to without it.
+        """
         args, kwargs = self.arguments(arrays)
-        out, residuals = self.op._fwd(*args, return_residuals=self.return_residuals, config=config, **kwargs)
-        return (out, residuals) if self.return_residuals else out
+        choice = ba.choose_config()
+        while True:
+            try:
+                out, residuals = self.op._fwd(
+                    *args, return_residuals=self.return_residuals, config=choice.config, **kwargs
+                )
+                return (out, residuals) if self.return_residuals else out
+            except Exception as error:
+                if choice.source not in _REPLACEABLE:
+                    raise
+                choice = get_runtime().failed(ba, choice, error)
 
 
 def _static_key(leaf: Any) -> Any:

@@ -67,10 +67,16 @@ def train(problems: Sequence[dataset.Problem], place: store.DirectoryStore) -> T
 
 
 def judge(problems: Sequence[dataset.Problem]) -> list[evaluate.Report]:
-    """Scores a model and its rivals on shape-grouped folds, and on the largest shapes held out as a family.
+    """Scores a model and its rivals on shape-grouped folds, and on families of shapes held out whole.
 
     Raises:
       ArgumentError: if there are too few shapes to hold any out.
     """
     facts = devices.facts(problems[0].device_kind)
-    return [evaluate.evaluate_folds(problems, facts), evaluate.evaluate_largest(problems, facts)]
+    reports = [evaluate.evaluate_folds(problems, facts)]
+    for name, is_test in evaluate.families(problems).items():
+        try:
+            reports.append(evaluate.evaluate_family(problems, name, is_test, facts))
+        except errors.ArgumentError:  # What is left without the family is too little to learn from.
+            continue
+    return reports

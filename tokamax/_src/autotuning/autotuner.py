@@ -2,7 +2,11 @@
 
 Phases: compile all in parallel, the default first -> run each once (warm-up, never counted) and check its output
 against the default's -> interleaved rounds, one sample each, in which clear losers stop early -> further rounds among
-the finalists and the default. Nothing is measured while something compiles.
+the finalists and the default. Nothing is measured while something compiles. A guided tuning takes the first steps batch
+by batch: each batch is compiled, run and sampled once before the next is proposed.
+
+Whatever is found is told to a journal at once. A tuning that is given what an earlier one noted there goes on from it:
+a config is compiled again only if it needs more samples.
 
 A limit is held by running a step in a daemon thread and going on without it: Python cannot stop a thread, so a step
 that hangs keeps its thread, and possibly a core, until the process ends.
@@ -15,13 +19,13 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from tokamax._src import devices, timing
 from tokamax._src.autotuning import search
 from tokamax._src.autotuning.outcome import Failure, Outcome
-from tokamax._src.benchmarking import Compiled
+from tokamax._src.benchmarking import BenchmarkData, Compiled
 
 _POLL_S = 0.2
 _ROUND_BUDGET_MS = 2_000.0
@@ -62,11 +66,61 @@ class TuningRun:
     interrupted: bool
 
 
-class _Runner:
-    """Runs steps one at a time in a thread that is given up when a step exceeds its limit."""
+class Journal(Protocol):
+    """Where a tuning notes what it finds, as it goes, and reads what an earlier one noted."""
 
-    def __init__(self, timeout_s: float):
+    @property
+    def samples(self) -> Mapping[Any, BenchmarkData]:
+        """Configs that were measured before."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[Any, Failure]:
+        """Configs that failed before."""
+        ...
+
+    def runs(self, config: Any) -> None:
+        """Notes that a config is about to run for the first time in this process."""
+        ...
+
+    def compiled(self, config: Any, compiled: Compiled) -> None:
+        """Notes that a config ran for the first time, and its compile time and memory."""
+        ...
+
+    def sampled(self, config: Any, sample_ms: float) -> None:
+        """Notes one sample."""
+        ...
+
+    def failed(self, config: Any, failure: Failure) -> None:
+        """Notes a failure."""
+        ...
+
+
+class _NoJournal:
+    """Notes nothing."""
+
+    samples: Mapping[Any, BenchmarkData] = {}
+    failures: Mapping[Any, Failure] = {}
+
+    def runs(self, config: Any) -> None:
+        pass
+
+    def compiled(self, config: Any, compiled: Compiled) -> None:
+        pass
+
+    def sampled(self, config: Any, sample_ms: float) -> None:
+        pass
+
+    def failed(self, config: Any, failure: Failure) -> None:
+        pass
+
+
+class _Runner:
+    """Runs steps one at a time in a thread that is given up when a step exceeds its limit, or at a stop."""
+
+    def __init__(self, timeout_s: float, check_stop: Callable[[], None]):
         self.timeout_s = timeout_s
+        self._check_stop = check_stop
         self._start()
 
     def _start(self) -> None:
@@ -87,6 +141,7 @@ class _Runner:
                 ok, value = done.get(timeout=max(0.0, min(_POLL_S, deadline - time.monotonic())))
                 break
             except queue.Empty:
+                self._check_stop()
                 if time.monotonic() >= deadline:
                     self._start()
                     raise TimeoutError from None
@@ -111,12 +166,26 @@ def _serve(steps: "queue.SimpleQueue[Any]") -> None:
 class _Session:
     """The state of one tuning: what is compiled, sampled and finished so far, and who is told of it."""
 
-    def __init__(self, total: int, on_event: Callable[[Event], None] | None, stop: threading.Event | None):
-        self.outcomes: dict[Any, Outcome] = {}
+    def __init__(
+        self,
+        order: Sequence[Any],
+        total: int,
+        on_event: Callable[[Event], None] | None,
+        stop: threading.Event | None,
+        journal: Journal,
+    ):
+        self.outcomes: dict[Any, Outcome] = {c: journal.failures[c] for c in order if c in journal.failures}
         self.compiled: dict[Any, Compiled] = {}
         self.samples: dict[Any, list[float]] = {}
-        self._through_compiling = 0
-        self._total, self._on_event, self._stop = total, on_event, stop
+        self.reference: Any = None
+        """The output that others are checked against, in a tuple; None until something ran."""
+        self._facts: dict[Any, Compiled | BenchmarkData] = {}
+        for config in order:
+            if config in journal.samples and config not in self.outcomes:
+                self._facts[config] = journal.samples[config]
+                self.samples[config] = list(journal.samples[config].samples_ms)
+        self._through_compiling = len(self.outcomes) + len(self.samples)
+        self._total, self._on_event, self._stop, self._journal = total, on_event, stop, journal
 
     def check_stop(self) -> None:
         """Turns the stop event into what Ctrl-C raises."""
@@ -131,12 +200,27 @@ class _Session:
     def add_compiled(self, config: Any, compiled: Compiled) -> None:
         """Notes a compiled config."""
         self.compiled[config] = compiled
-        self._through_compiling += 1
+        self._through_compiling += config not in self._facts
+        self._facts[config] = compiled
         self._tell(config, None)
+
+    def runs(self, config: Any) -> None:
+        """Notes that a compiled config is about to run for the first time."""
+        self._journal.runs(config)
+
+    def ran(self, config: Any) -> None:
+        """Notes that it did, with the right output."""
+        self._journal.compiled(config, self.compiled[config])
+
+    def sample(self, config: Any, sample_ms: float) -> None:
+        """Notes a sample."""
+        self._journal.sampled(config, sample_ms)
+        self.samples.setdefault(config, []).append(sample_ms)
 
     def fail(self, config: Any, failure: Failure) -> None:
         """Ends a config with a failure; samples it may have count no more."""
-        self._through_compiling += config not in self.compiled
+        self._journal.failed(config, failure)
+        self._through_compiling += config not in self._facts
         self.compiled.pop(config, None)
         self.samples.pop(config, None)
         self.outcomes[config] = failure
@@ -144,9 +228,22 @@ class _Session:
 
     def finish(self, config: Any) -> None:
         """Ends a config with its samples and drops its executable."""
-        outcome = self.compiled.pop(config).measured(self.samples[config])
+        self.compiled.pop(config, None)
+        facts = self._facts[config]
+        outcome = BenchmarkData(
+            tuple(self.samples[config]), facts.compile_ms, facts.lowering_ms, facts.peak_memory_bytes
+        )
         self.outcomes[config] = outcome
         self._tell(config, outcome)
+
+    def open(self, configs: Sequence[Any]) -> list[Any]:
+        """Returns those of some configs that are not finished."""
+        return [c for c in configs if c not in self.outcomes]
+
+    def first_times(self) -> dict[Any, float]:
+        """Returns the time in ms by which each tried config is known so far; nan for failures."""
+        failed = {c: math.nan for c, o in self.outcomes.items() if isinstance(o, Failure)}
+        return failed | {c: statistics.median(s) for c, s in self.samples.items()}
 
 
 def _compile_all(
@@ -226,16 +323,20 @@ def _run_step(session: _Session, runner: _Runner, config: Any, step: Callable[[]
 def _warm_up(
     session: _Session, runner: _Runner, order: Sequence[Any], check: Callable[[Any, Any], str | None] | None
 ) -> None:
-    """Runs every config once and checks its output against that of the first that runs: the default, if it does."""
-    reference = None
+    """Runs every config once and checks its output against that of the first that ran: the default, if it did."""
     for config in [c for c in order if c in session.compiled]:
+        session.check_stop()
+        session.runs(config)
         output = _run_step(session, runner, config, lambda config=config: (session.compiled[config].run(),))
-        if output is None or check is None:
+        if output is None:
             continue
-        if reference is None:
-            reference = output
-        elif (failure := _checked(check, output[0], reference[0])) is not None:
-            session.fail(config, failure)
+        if check is not None and session.reference is not None:
+            if (failure := _checked(check, output[0], session.reference[0])) is not None:
+                session.fail(config, failure)
+                continue
+        elif session.reference is None:
+            session.reference = output if check is not None else ()
+        session.ran(config)
 
 
 def _checked(check: Callable[[Any, Any], str | None], output: Any, reference: Any) -> Failure | None:
@@ -246,32 +347,50 @@ def _checked(check: Callable[[Any, Any], str | None], output: Any, reference: An
     return None if reason is None else Failure("check", reason)
 
 
-def _measure(
-    session: _Session, runner: _Runner, timer: timing.Timer, bound_args: Any, default: Any, rounds: int
-) -> None:
-    """Measures in interleaved rounds; clear losers stop early, finalists get as many rounds again."""
+@dataclasses.dataclass(frozen=True)
+class _Measurer:
+    """Prepares and samples configs of one tuning.
 
-    def sample(config: Any) -> list[float]:
-        times = timer(session.compiled[config].run, bound_args=bound_args, config=config, rounds=1)
-        return [float(ms) for ms in times]
+    Attributes:
+      prepare: compiles configs that are not, runs each once, and checks it.
+      sample: takes one sample of a compiled config.
+    """
 
-    def one_round(configs: Sequence[Any], number: int) -> None:
-        for config in search.shuffled(configs, number):
-            samples = _run_step(session, runner, config, functools.partial(sample, config))
+    session: _Session
+    runner: _Runner
+    prepare: Callable[[Sequence[Any]], None]
+    sample: Callable[[Any], list[float]]
+
+    def round(self, configs: Sequence[Any], number: int) -> None:
+        """Takes the sample of a round from each config that does not have it yet."""
+        session = self.session
+        todo = [c for c in session.open(configs) if len(session.samples.get(c, ())) <= number]
+        self.prepare([c for c in todo if c not in session.compiled])
+        for config in search.shuffled([c for c in todo if c in session.compiled], number):
+            samples = _run_step(session, self.runner, config, functools.partial(self.sample, config))
             if samples is None:
                 continue
             if len(samples) == 1 and math.isfinite(samples[0]) and samples[0] >= 0:
-                session.samples.setdefault(config, []).append(samples[0])
+                session.sample(config, samples[0])
             else:
                 session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
 
-    def keep(configs: Sequence[Any]) -> list[Any]:
-        for config in [c for c in session.samples if c in session.compiled and c not in configs]:
-            session.finish(config)
-        return [c for c in configs if c in session.compiled]
 
-    one_round(list(session.compiled), 0)
-    alive = list(session.compiled)
+def _measure(measurer: _Measurer, batches: Callable[[Mapping[Any, float]], Sequence[Any]], default: Any, rounds: int):
+    """Samples batches until none comes; then interleaved rounds, and as many again among the finalists.
+
+    Clear losers stop early.
+    """
+    session = measurer.session
+
+    def keep(configs: Sequence[Any]) -> list[Any]:
+        for config in [c for c in session.open(list(session.samples)) if c not in configs]:
+            session.finish(config)
+        return session.open(configs)
+
+    while batch := session.open([c for c in batches(session.first_times()) if c not in session.samples]):
+        measurer.round(batch, 0)
+    alive = session.open(list(session.samples))
     number = 1
     while alive:
         ratio = search.FIRST_ROUND_RATIO if number == 1 else search.LOSER_RATIO
@@ -279,14 +398,14 @@ def _measure(
         slowest = max((statistics.median(session.samples[c]) for c in alive), default=0.0)
         if number >= search.affordable_rounds(slowest, rounds, _ROUND_BUDGET_MS):
             break
-        one_round(alive, number)
-        alive = [c for c in alive if c in session.compiled]
+        measurer.round(alive, number)
+        alive = session.open(alive)
         number += 1
     alive = keep(search.finalists({c: session.samples[c] for c in alive}, default)) if alive else []
     if len(alive) > 1:
         for extra in range(number):
-            one_round(alive, number + extra)
-            alive = [c for c in alive if c in session.compiled]
+            measurer.round(alive, number + extra)
+            alive = session.open(alive)
     for config in alive:
         session.finish(config)
 
@@ -302,10 +421,13 @@ def tune(
     rounds: int = 5,
     max_workers: int | None = None,
     timeout_s: float = 60.0,
+    propose: Callable[[Mapping[Any, float]], Sequence[Any]] | None = None,
+    most: int | None = None,
+    journal: Journal | None = None,
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
 ) -> TuningRun:
-    """Measures every config at least once, or records why it cannot be.
+    """Measures every config at least once, or records why it cannot be; or only those that are proposed.
 
     Args:
       configs: the candidates; the default is added if it is not among them.
@@ -317,6 +439,10 @@ def tune(
       rounds: interleaved rounds, and again as many among the finalists.
       max_workers: how many configs compile at the same time; None for one per core.
       timeout_s: limit for compiling one config, and for each of its runs.
+      propose: for a guided tuning: given the time in ms of each config tried so far (nan for a failure), returns the
+        configs to try next, none to end the search.
+      most: how many configs a guided tuning may try; for the progress alone.
+      journal: where findings are noted, and read that an earlier tuning noted.
       on_event: called once per finished config.
       stop: when set, the tuning ends with what was measured.
 
@@ -324,17 +450,32 @@ def tune(
       The outcomes. Ctrl-C ends the tuning and returns those so far.
     """
     order = [default, *(c for c in dict.fromkeys(configs) if c != default)]
-    session = _Session(len(order), on_event, stop)
-    runner = _Runner(timeout_s)
+    session = _Session(order, most or len(order), on_event, stop, journal or _NoJournal())
+    runner = _Runner(timeout_s, session.check_stop)
+    workers = max_workers or devices.usable_cores()
+
+    def prepare(todo: Sequence[Any]) -> None:
+        # The reference for the check must be there before anything is compared with it.
+        missing = check is not None and session.reference is None and default not in todo
+        first = [default] if missing and todo and session.open([default]) else []
+        todo = [*first, *todo]
+        _compile_all(session, todo, build, workers, timeout_s)
+        _warm_up(session, runner, todo, check)
+
+    def sample(config: Any) -> list[float]:
+        times = timer(session.compiled[config].run, bound_args=bound_args, config=config, rounds=1)
+        return [float(ms) for ms in times]
+
+    def all_at_once(tried: Mapping[Any, float]) -> Sequence[Any]:
+        return [c for c in order if c not in tried]
+
     interrupted = False
     try:
-        _compile_all(session, order, build, max_workers or devices.usable_cores(), timeout_s)
-        _warm_up(session, runner, order, check)
-        _measure(session, runner, timer, bound_args, default, rounds)
+        _measure(_Measurer(session, runner, prepare, sample), propose or all_at_once, default, rounds)
     except KeyboardInterrupt:
         interrupted = True
     finally:
         runner.close()
-    for config in [c for c in session.samples if c in session.compiled]:
+    for config in session.open(list(session.samples)):
         session.finish(config)
     return TuningRun({c: session.outcomes[c] for c in order if c in session.outcomes}, interrupted)

@@ -6,16 +6,19 @@ Brings the parts together: the op's space, seeded inputs, compiled candidates, t
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tokamax._src import benchmarking, devices, environment, errors, numerics, timing
-from tokamax._src.autotuning import autotuner, outcome
+from tokamax._src.autotuning import autotuner, guide, outcome
 from tokamax._src.autotuning.result import Entry
 from tokamax._src.bound_arguments import BoundArguments
+from tokamax._src.costmodel import dataset
 from tokamax._src.inputs import example_inputs
+
+SEARCHES = ("exhaustive", "model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,9 @@ class Settings:
       timer: a timer or its name.
       check: whether outputs must agree with the default's.
       seed: seed of the inputs.
+      search: `exhaustive` measures every config; `model` those that look best to a cost model and to what it measures
+        on the way.
+      budget: how many configs a search by model may measure; None for `guide.default_budget`.
     """
 
     timeout_s: float = 60.0
@@ -37,6 +43,21 @@ class Settings:
     timer: Any = "wall_clock_min"
     check: bool = True
     seed: int = 0
+    search: str = "exhaustive"
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.search not in SEARCHES:
+            raise errors.ArgumentError(f"search must be one of {SEARCHES}, got {self.search!r}")
+        if self.budget is not None and (self.search == "exhaustive" or self.budget < 1):
+            raise errors.ArgumentError(
+                f"budget must be at least 1, with search='model', got budget={self.budget} and search={self.search!r}"
+            )
+
+    def how(self) -> dict[str, Any]:
+        """Returns how is measured, as recorded with every entry."""
+        searched = {} if self.search == "exhaustive" else {"search": self.search, "budget": self.budget}
+        return {"timer": timing.timer_name(timing.get_timer(self.timer)), "rounds": self.rounds, **searched}
 
 
 def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
@@ -61,6 +82,8 @@ def tune(
     ba: BoundArguments,
     settings: Settings = Settings(),
     *,
+    teacher: guide.Teacher | None = None,
+    journal: autotuner.Journal | None = None,
     on_event: Callable[[autotuner.Event], None] | None = None,
     stop: threading.Event | None = None,
 ) -> tuple[Entry, bool]:
@@ -69,6 +92,8 @@ def tune(
     Args:
       ba: the op and its arguments.
       settings: how to tune.
+      teacher: what a search by model learns from, and teaches.
+      journal: where findings are noted as they come, and read that an interrupted tuning noted.
       on_event: called once per finished config.
       stop: when set, the session ends with what was measured.
 
@@ -77,7 +102,7 @@ def tune(
     """
     timer = timing.get_timer(settings.timer)
     kind = devices.device_kind()
-    about = environment.describe(timer=timing.timer_name(timer), rounds=settings.rounds)
+    about = environment.describe(**settings.how())
     default = None
     try:
         default = ba.default_config
@@ -89,6 +114,10 @@ def tune(
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
         return Entry(ba, kind, {}, default, None, about, error=reason[:2000]), False
 
+    search = None
+    if settings.search == "model":
+        teacher = guide.Teacher() if teacher is None else teacher
+        search = _Search.of(ba, settings, teacher)
     in_same_scope = _scope_of_this_thread()
 
     def build(config: Any) -> benchmarking.Compiled:
@@ -106,8 +135,51 @@ def tune(
         rounds=settings.rounds,
         max_workers=settings.max_workers,
         timeout_s=settings.timeout_s,
+        propose=None if search is None else search.propose,
+        most=None if search is None else search.guide.budget,
+        journal=journal,
         on_event=on_event,
         stop=stop,
     )
     best = outcome.fastest(run.outcomes, default)
-    return Entry(ba, kind, run.outcomes, default, best, about), run.interrupted
+    if run.interrupted:
+        about["interrupted"] = True
+    entry = Entry(ba, kind, run.outcomes, default, best, about)
+    if teacher is not None:
+        for problem in dataset.problems_from_entries([entry]):
+            teacher.learn(problem)
+    return entry, run.interrupted
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """A search by model over the configs of one op; `propose` is what `autotuner.tune` asks.
+
+    Attributes:
+      configs: the space.
+      guide: proposes their indices.
+    """
+
+    configs: Sequence[Any]
+    guide: guide.Guide
+
+    @classmethod
+    def of(cls, ba: BoundArguments, settings: Settings, teacher: guide.Teacher) -> "_Search":
+        """Begins with the default and the winner of the nearest measured shape."""
+        default, configs = ba.default_config, ba.autotuning_configs
+        configs = configs if default in configs else (default, *configs)
+        extra = [ba.op._get_cost_features(ba, config) for config in configs]
+        winner = teacher.nearest_winner(ba.abstract, configs)
+        search = guide.Guide(
+            configs,
+            budget=settings.budget or guide.default_budget(len(configs)),
+            first=[configs.index(default), *([] if winner is None else [winner])],
+            prior=teacher.prior(ba.abstract, configs, default=configs.index(default), extra=extra),
+            batch=max(2, settings.max_workers or devices.usable_cores()),
+            seed=settings.seed,
+        )
+        return cls(configs, search)
+
+    def propose(self, times: Mapping[Any, float]) -> list[Any]:
+        """Returns the configs to try next, given the times so far."""
+        return [self.configs[i] for i in self.guide({self.configs.index(c): t for c, t in times.items()})]

@@ -2,6 +2,7 @@
 
     data/<device>/<op>.jsonl      entries, one per line: the only source of truth
     data/<device>/<op>.best.json  winners derived from them, so that dispatch never parses sweeps
+    data/<device>/journal/        tunings that are under way or were interrupted
     models/<device>/<op>.npz      cost models
 
 The private cache and the library cache have the same layout; the library cache is only read.
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import platformdirs
 
 from tokamax._src import devices, environment, errors, files, resources, serialization
+from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.result import Entry, Winner, parse_entries
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel.model import CostModel
@@ -189,16 +191,48 @@ class DirectoryStore:
             return []
         return list(_parsed(path, stat.st_mtime_ns, stat.st_size))
 
-    def known_entry(self, ba: BoundArguments, device_kind: str, timer: str) -> Entry | None:
+    def known_entry(self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any]) -> Entry | None:
         """Returns the newest entry of bound arguments that makes measuring them again needless, or None.
 
-        It must cover the whole space, and come from the present toolchain and the timer of that name.
+        It must come from the present toolchain and the same timer, must not have been interrupted, and must cover the
+        whole space, or have been found by the same guided search.
+
+        Args:
+          ba: the bound arguments.
+          device_kind: the device.
+          how: how they would be measured now, see `session.Settings.how`.
         """
         for entry in reversed(self.entries(device_kind, ba.op.registered_name())):
-            fresh = entry.environment.get("timer") == timer and not environment.stale_parts(entry.environment)
-            if entry.key == ba.key and fresh and set(ba.autotuning_configs) <= set(entry.outcomes):
+            was = entry.environment
+            if entry.key != ba.key or was.get("timer") != how.get("timer") or environment.stale_parts(was):
+                continue
+            searched = all(was.get(name) == how.get(name) for name in ("search", "budget"))
+            whole = set(ba.autotuning_configs) <= set(entry.outcomes)
+            if whole or ("search" in how and searched and not was.get("interrupted")):
                 return entry
         return None
+
+    def journal(
+        self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any], *, resume: bool = True
+    ) -> Journal | None:
+        """Opens the journal of a tuning, to note findings as they come; None where none can be had.
+
+        Args:
+          ba: the bound arguments to tune.
+          device_kind: the device.
+          how: how they are measured, JSON data; a journal of another way is begun anew.
+          resume: whether to go on with what an interrupted tuning noted.
+        """
+        try:
+            key = serialization.dumps(ba.to_json())
+            for config in (ba.default_config, *ba.autotuning_configs):
+                serialization.encode_fields(config)
+        except errors.TokamaxError:  # A lambda, say: nothing that another process could find again.
+            return None
+        about = {"key": key, "toolchain": environment.toolchain(), **how}
+        folder = self.data / devices.folder_name(device_kind) / "journal"
+        path = folder / f"{file_stem(ba.op.registered_name())}-{serialization.digest([key, dict(how)])[:16]}.jsonl"
+        return Journal.open(path, ba.op.config_cls, about, resume=resume)
 
     def sweeps(self) -> Iterator[pathlib.Path]:
         """Yields the paths of all sweeps, in a fixed order."""

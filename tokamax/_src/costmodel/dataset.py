@@ -10,6 +10,9 @@ import numpy as np
 from tokamax._src import errors
 from tokamax._src.costmodel import features
 
+_LEAST_HALVED = 4
+"""Samples of a config that can be split into two halves to compare."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -25,6 +28,8 @@ class Problem:
       default: index of the config that runs without tuning, if known.
       device_kind: the device that was measured.
       extra: the op's own features of each config, if it has any.
+      complete: whether the whole space was tried, so that the best time is the best there is.
+      halves_ms: times by the even and by the odd samples alone, `[2, configs]`, where there are enough samples.
     """
 
     op: str
@@ -36,6 +41,8 @@ class Problem:
     default: int | None = None
     device_kind: str = ""
     extra: tuple[Mapping[str, float], ...] | None = None
+    complete: bool = True
+    halves_ms: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         times = np.asarray(self.times_ms, dtype=np.float64)
@@ -60,6 +67,19 @@ class Problem:
         return float(np.nanmin(self.times_ms)) if self.works.any() else float("nan")
 
     @property
+    def ceiling(self) -> float | None:
+        """Mean efficiency of the config that half of the samples favour, judged by the other half.
+
+        A chooser that knew every true time would score 1; a repeated measurement scores this. None where fewer than two
+        configs have samples enough.
+        """
+        if self.halves_ms is None or np.isfinite(self.halves_ms).all(axis=0).sum() < 2:
+            return None
+        first, second = np.where(np.isfinite(self.halves_ms).all(axis=0), self.halves_ms, np.inf)
+        pairs = ((first, second), (second, first))
+        return float(np.mean([judge.min() / judge[chooser.argmin()] for chooser, judge in pairs]))
+
+    @property
     def log_slowdown(self) -> np.ndarray:
         """log(time / best time), `[configs]`; nan where the config failed."""
         return np.log(self.times_ms / self.best_ms)
@@ -74,6 +94,11 @@ def shape_group(arguments: Mapping[str, Any]) -> str:
     return "x".join(map(str, sorted(sizes))) or "1"
 
 
+def typical_ms(samples_ms: Sequence[float]) -> float:
+    """Returns the lower quartile of samples: what else a machine does only ever adds time. nan without samples."""
+    return float(np.quantile(samples_ms, 0.25)) if len(samples_ms) else float("nan")
+
+
 def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
     """Turns tuning entries into problems, one per entry: times of two sessions are never mixed.
 
@@ -82,11 +107,12 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
     problems = []
     for entry in entries:
         configs = tuple(entry.outcomes)
-        times = np.array([getattr(entry.outcomes[c], "median_ms", np.nan) for c in configs], dtype=np.float64)
-        times = np.where(np.isfinite(times) & (times > 0), times, np.nan)
+        samples = [getattr(entry.outcomes[c], "samples_ms", ()) for c in configs]
+        times = _valid(np.array([typical_ms(s) for s in samples]))
         if np.isfinite(times).sum() < 2:
             continue
         ba = entry.bound_args
+        halves = [[typical_ms(s[i::2]) if len(s) >= _LEAST_HALVED else np.nan for s in samples] for i in range(2)]
         extra = tuple(ba.op._get_cost_features(ba, c) or {} for c in configs)
         problems.append(
             Problem(
@@ -99,9 +125,15 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
                 default=configs.index(entry.default) if entry.default in configs else None,
                 device_kind=entry.device_kind,
                 extra=extra if any(extra) else None,
+                complete=set(ba.autotuning_configs) <= set(configs),
+                halves_ms=_valid(np.array(halves)),
             )
         )
     return problems
+
+
+def _valid(times: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(times) & (times > 0), times, np.nan)
 
 
 def folds(groups: Sequence[str], count: int) -> np.ndarray:

@@ -20,6 +20,7 @@ RIVALS: Mapping[str, Callable[[], Chooser]] = {
     "best single": rivals.BestSingle,
     "nearest shape": rivals.NearestShape,
     "5 nearest": rivals.KNearest,
+    "decision tree": rivals.WinnerTree,
     "random": rivals.RandomConfig,
 }
 _FLOOR = 1e-3  # a failed choice enters the geometric mean as a thousandfold slowdown
@@ -30,7 +31,8 @@ class Scores:
     """Efficiencies of one chooser over all scored problems.
 
     Attributes:
-      mean: mean efficiency of the choices; where the chooser abstained, of the default.
+      mean: mean efficiency of the choices; where the chooser abstained, of what runs then: its fallback, else the
+        default.
       p10: tenth percentile.
       worst: least.
       within_2: share of choices at most 2 % slow.
@@ -42,6 +44,7 @@ class Scores:
       top_1: mean efficiency of the first of its order, abstentions aside.
       top_3: mean efficiency of the best among the first three.
       top_5: mean efficiency of the best among the first five.
+      top_8: mean efficiency of the best among the first eight.
     """
 
     mean: float
@@ -56,6 +59,7 @@ class Scores:
     top_1: float
     top_3: float
     top_5: float
+    top_8: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Report:
       problems: number of scored problems.
       groups: number of distinct shapes among them.
       scores: chooser -> scores.
+      ceiling: what choosing by half of each config's samples would score when judged by the other half: the noise of
+        the data; None if there are too few samples to tell.
     """
 
     op: str
@@ -77,6 +83,7 @@ class Report:
     problems: int
     groups: int
     scores: Mapping[str, Scores]
+    ceiling: float | None = None
 
     def beats_rivals(self) -> bool:
         """Whether the model's mean efficiency is above that of every rival."""
@@ -91,6 +98,8 @@ class Report:
         """Returns the report as text."""
         names = [f.name for f in dataclasses.fields(Scores)]
         lines = [f"{self.op} on {self.device_kind}: {self.problems} problems, {self.groups} shapes, {self.split}"]
+        if self.ceiling is not None:
+            lines[0] += f", noise ceiling {self.ceiling:.4f}"
         lines.append(f"{'':14}" + "".join(f"{name.replace('_', ' '):>10}" for name in names))
         for chooser, scores in self.scores.items():
             lines.append(f"{chooser:14}" + "".join(f"{getattr(scores, name):10.4f}" for name in names))
@@ -115,43 +124,66 @@ def evaluate_folds(
     Raises:
       ArgumentError: if a fold would score nothing.
     """
-    problems = _scorable(problems)
     fold = dataset.folds([p.group for p in problems], count)
     splits = [(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(count)]
     return _evaluate(problems, splits, f"{count} shape-grouped folds", facts, choosers)
 
 
-def evaluate_largest(
-    problems: Sequence[Problem],
-    facts: devices.DeviceFacts | None = None,
-    *,
-    share: float = 0.2,
-    choosers: Mapping[str, Callable[[], Chooser]] | None = None,
-) -> Report:
-    """Scores choosers on the largest shapes, learned from the smaller ones; see `evaluate_folds`.
+def families(problems: Sequence[Problem], share: float = 0.2) -> dict[str, np.ndarray]:
+    """Returns families of problems to hold out whole: name -> which problems belong to it, bool `[problems]`.
+
+    They are the largest and the smallest shapes, shapes with an odd size (some dimension of at least 16 that 8 does not
+    divide), and the least common dtype of the arrays. Families that are empty or hold more than half are left out.
 
     Args:
       problems: measured problems of one op on one device.
-      facts: the device's facts.
-      share: share of the shapes that is held out.
-      choosers: name -> constructor; by default the cost model and its rivals.
+      share: share of the shapes that counts as largest, and as smallest.
     """
-    problems = _scorable(problems)
-    size = {p.group: _elements(p) for p in problems}
+    scalars = [features.describe(p.arguments) for p in problems]
+    size: dict[str, int] = {}
+    for problem, s in zip(problems, scalars, strict=True):
+        size[problem.group] = max(_elements(s), size.get(problem.group, 0))
     ranked = sorted(size, key=lambda g: (size[g], g))
-    held_out = set(ranked[len(ranked) - round(share * len(ranked)) :])
-    is_test = np.array([p.group in held_out for p in problems], dtype=bool)
-    splits = [(np.flatnonzero(~is_test), np.flatnonzero(is_test))]
-    return _evaluate(problems, splits, f"largest {share:.0%} of the shapes held out", facts, choosers)
+    count = round(share * len(ranked))
+    largest, smallest = set(ranked[len(ranked) - count :]), set(ranked[:count])
+    dtypes = [",".join(sorted({str(v) for n, v in s.items() if n.endswith(".dtype")})) for s in scalars]
+    rarest = min(sorted(set(dtypes)), key=dtypes.count, default="")
+    found = {
+        f"largest {share:.0%} of the shapes": [p.group in largest for p in problems],
+        f"smallest {share:.0%} of the shapes": [p.group in smallest for p in problems],
+        "odd sizes": [any(d >= 16 and d % 8 for d in features.dimensions(s).values()) for s in scalars],
+        f"dtypes {rarest}": [d == rarest for d in dtypes],
+    }
+    masks = {name: np.array(mask, dtype=bool) for name, mask in found.items()}
+    return {name: mask for name, mask in masks.items() if 0 < mask.sum() <= len(mask) / 2}
 
 
-def _scorable(problems: Sequence[Problem]) -> list[Problem]:
-    return [p for p in problems if p.works.sum() >= 2]
+def evaluate_family(
+    problems: Sequence[Problem],
+    name: str,
+    is_test: np.ndarray,
+    facts: devices.DeviceFacts | None = None,
+    *,
+    choosers: Mapping[str, Callable[[], Chooser]] | None = None,
+) -> Report:
+    """Scores choosers on one family of problems, learned from the others; see `evaluate_folds` and `families`.
+
+    Args:
+      problems: measured problems of one op on one device.
+      name: name of the family.
+      is_test: which problems belong to it, bool `[problems]`.
+      facts: the device's facts.
+      choosers: name -> constructor; by default the cost model and its rivals.
+
+    Raises:
+      ArgumentError: if there is nothing to learn from or nothing to score.
+    """
+    split = [(np.flatnonzero(~is_test), np.flatnonzero(is_test))]
+    return _evaluate(problems, split, f"{name} held out", facts, choosers)
 
 
-def _elements(problem: Problem) -> int:
-    """Returns the elements of all arrays of a problem."""
-    scalars = features.describe(problem.arguments)
+def _elements(scalars: Mapping[str, features.Scalar]) -> int:
+    """Returns the elements of all arrays among described arguments."""
     sizes: dict[str, int] = {}
     for name, size in features.dimensions(scalars).items():
         array = name.rpartition("[")[0]
@@ -166,6 +198,8 @@ def _evaluate(
     facts: devices.DeviceFacts | None,
     choosers: Mapping[str, Callable[[], Chooser]] | None,
 ) -> Report:
+    fair = np.array([p.complete and p.works.sum() >= 2 for p in problems], dtype=bool)
+    splits = [(train, test[fair[test]]) for train, test in splits]
     for train, test in splits:
         if not len(train) or not len(test):
             raise errors.ArgumentError(
@@ -181,6 +215,7 @@ def _evaluate(
             chooser = make().fit(known, facts)
             found[name] += [_outcome(chooser, problems[i], facts, fallback) for i in test]
     scored = np.concatenate([test for _, test in splits])
+    ceilings = [c for i in scored if (c := problems[i].ceiling) is not None]
     return Report(
         op=problems[0].op,
         device_kind=problems[0].device_kind,
@@ -188,6 +223,7 @@ def _evaluate(
         problems=len(scored),
         groups=len({problems[i].group for i in scored}),
         scores={name: _scores(outcomes) for name, outcomes in found.items()},
+        ceiling=float(np.mean(ceilings)) if ceilings else None,
     )
 
 
@@ -201,7 +237,7 @@ def _outcome(
     index = prediction.index
     if prediction.abstain is not None:
         # Without a default there is no heuristic to fall to, so the nearest shapes stand in for it.
-        index = problem.default
+        index = problem.default if prediction.fallback is None else prediction.fallback
         if index is None:
             index = fallback.predict(problem.arguments, problem.configs, facts).index
     return float(efficiency[index]), prediction.abstain is None, efficiency[prediction.order]
@@ -211,7 +247,7 @@ def _scores(outcomes: Sequence[tuple[float, bool, np.ndarray]]) -> Scores:
     efficiency = np.array([e for e, _, _ in outcomes])
     stands = np.array([s for _, s, _ in outcomes])
     stood_by = efficiency[stands] if stands.any() else np.ones(1)
-    top = {k: float(np.mean([order[:k].max() for _, _, order in outcomes])) for k in (1, 3, 5)}
+    top = {k: float(np.mean([order[:k].max() for _, _, order in outcomes])) for k in (1, 3, 5, 8)}
     return Scores(
         mean=float(efficiency.mean()),
         p10=float(np.quantile(efficiency, 0.1)),
@@ -225,4 +261,5 @@ def _scores(outcomes: Sequence[tuple[float, bool, np.ndarray]]) -> Scores:
         top_1=top[1],
         top_3=top[3],
         top_5=top[5],
+        top_8=top[8],
     )

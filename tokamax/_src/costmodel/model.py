@@ -18,11 +18,11 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from tokamax._src import devices, errors, serialization
-from tokamax._src.costmodel import dataset, features, modelfile, trees
+from tokamax._src.costmodel import dataset, features, modelfile, neighbours, trees
 from tokamax._src.costmodel.dataset import Problem
 
 SCHEMA = "tokamax-cost-model"
-VERSION = 1
+VERSION = 2
 MIN_GROUPS = 5
 """Distinct shapes that a model needs at least."""
 
@@ -30,6 +30,8 @@ _FOREST_FIELDS = tuple(f.name for f in dataclasses.fields(trees.Forest))
 _GAINS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SLOW, _VERY_SLOW = np.log(1.05), np.log(1.15)
 _LEAST_COVERAGE = 0.9
+_ASKED = 5
+"""How many of the nearest shapes must agree before their choice replaces an abstention."""
 _SETTINGS = (  # (rows below, trees, leaves, least rows of a leaf, learning rate)
     (4_000, 150, 31, 5, 0.12),
     (15_000, 120, 63, 5, 0.15),
@@ -48,6 +50,7 @@ class Prediction:
       spread: disagreement of the ensemble about log(slowdown), `[configs]`.
       doubt: by how much the members expect the chosen config to miss their own best, as log(slowdown).
       abstain: why the choice should not be used; None to stand by it.
+      fallback: where it abstains, the config that beat the default on every one of the nearest shapes, if there is one.
       nearest: the nearest training shape, in words.
       distance: its distance, in octaves.
     """
@@ -58,6 +61,7 @@ class Prediction:
     spread: np.ndarray
     doubt: float = 0.0
     abstain: str | None = None
+    fallback: int | None = None
     nearest: str | None = None
     distance: float | None = None
 
@@ -144,8 +148,7 @@ class CostModel:
     spec_: features.FeatureSpec
     forest_: trees.Forest
     failures_: trees.Forest | None
-    numbers_: np.ndarray
-    codes_: np.ndarray
+    neighbours_: neighbours.Neighbours
     calibration_: Calibration
     data_digest_: str
 
@@ -180,7 +183,7 @@ class CostModel:
         self.data_digest_ = _data_digest(problems)
         training = _Training(problems, self.facts_)
         self.spec_ = training.spec
-        self.numbers_, self.codes_ = training.numbers, training.codes
+        self.neighbours_ = neighbours.Neighbours.of(problems, training.numbers, training.codes)
         settings = self._settings(len(training.target))
         self.failures_ = _fit_failures(training, self.seed)
         self.forest_, scores = _fit_ensemble(training, min(self.members, groups), settings, self.seed)
@@ -226,8 +229,8 @@ class CostModel:
         reason = self.spec_.mismatch(scalars)
         if reason is None and not usable.any():
             reason = "the config space has changed: no config has the fields and ranges of the training configs"
-        if reason is None and self.spec_.extra and not any(extra or ()):
-            reason = "the op's own features are missing"
+        if reason is None and (missing := set(self.spec_.extra).difference(*(extra or ()))):
+            reason = f"the op's own features are missing: {', '.join(sorted(missing)[:5])}"
         if reason is not None:
             return _abstaining(len(configs), default, reason)
         matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
@@ -235,12 +238,16 @@ class CostModel:
             works = self.failures_.predict(matrix)[0] < 0.5
             usable = usable & works if (usable & works).any() else usable
         scores = self.forest_.predict(matrix)
-        near, distance = self._nearest(scalars)
-        return self._decide(scores, usable, default, near, distance)
+        distance = self.neighbours_.distances(*self.spec_.point(scalars))
+        near = np.argsort(distance, kind="stable")
+        found = self._decide(scores, usable, default, float(distance[near[0]]))
+        found = dataclasses.replace(found, nearest=self._shown(near[0]))
+        if found.abstain is None or default is None:
+            return found
+        table = self.neighbours_.table(fields, near[:_ASKED])
+        return dataclasses.replace(found, fallback=neighbours.unanimous(table, default))
 
-    def _decide(
-        self, scores: np.ndarray, usable: np.ndarray, default: int | None, nearest: str, distance: float
-    ) -> Prediction:
+    def _decide(self, scores: np.ndarray, usable: np.ndarray, default: int | None, distance: float) -> Prediction:
         limits = self.calibration_
         judged = _judge(scores, usable)
         index = int(judged.order[0])
@@ -253,7 +260,7 @@ class CostModel:
         elif doubt > limits.max_doubt and not judged.agree_on_gain(index, default, limits.min_gain):
             reason = f"the members disagree by {np.expm1(doubt):.1%}, the limit is {np.expm1(limits.max_doubt):.1%}"
         slowdown = np.where(usable, np.exp(np.maximum(judged.log_slowdown + limits.optimism, 0.0)), np.nan)
-        return Prediction(index, judged.order, slowdown, judged.spread, doubt, reason, nearest, distance)
+        return Prediction(index, judged.order, slowdown, judged.spread, doubt, reason, distance=distance)
 
     def choose(
         self,
@@ -268,16 +275,14 @@ class CostModel:
         index = next((i for i, c in enumerate(configs) if c == default), None)
         return self.predict(arguments, configs, device, default=index, extra=extra)
 
-    def _nearest(self, scalars: Mapping[str, features.Scalar]) -> tuple[str, float]:
-        numbers, codes = self.spec_.point(scalars)
-        distance = distances(numbers, codes, self.numbers_, self.codes_)
-        i = int(np.argmin(distance))
+    def _shown(self, i: int) -> str:
+        """Returns a training shape in words: the numbers that varied."""
         shown = [
             f"{name}={2.0**value:.0f}"
-            for name, value in zip(self.spec_.own_numbers, self.numbers_[i], strict=True)
+            for name, value in zip(self.spec_.own_numbers, self.neighbours_.numbers[i], strict=True)
             if self.spec_.numbers[name][2] and not np.isnan(value)
         ]
-        return ", ".join(shown), float(distance[i])
+        return ", ".join(shown)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -289,7 +294,8 @@ class CostModel:
         arrays = {f"scores.{n}": a for n, a in self.forest_.arrays().items()}
         if self.failures_ is not None:
             arrays |= {f"failures.{n}": a for n, a in self.failures_.arrays().items()}
-        arrays |= {"numbers": self.numbers_, "codes": self.codes_}
+        near = self.neighbours_
+        arrays |= {"numbers": near.numbers, "codes": near.codes, "costs": near.costs}
         facts = dataclasses.asdict(self.facts_)
         manifest = {
             "schema": SCHEMA,
@@ -300,6 +306,7 @@ class CostModel:
             "spec": self.spec_.to_json(),
             "spec_digest": self.spec_.digest,
             "calibration": dataclasses.asdict(self.calibration_),
+            "configs": list(near.texts),
             "data_digest": self.data_digest_,
             "settings": {name: value for name, value in self._init_args().items() if value is not None},
         }
@@ -344,7 +351,10 @@ class CostModel:
             self.forest_ = _forest_of(arrays, "scores", len(self.spec_.names))
             has_failures = any(name.startswith("failures.") for name in arrays)
             self.failures_ = _forest_of(arrays, "failures", len(self.spec_.names)) if has_failures else None
-            self.numbers_, self.codes_ = arrays.pop("numbers"), arrays.pop("codes")
+            texts = tuple(map(str, manifest["configs"]))
+            self.neighbours_ = neighbours.Neighbours(
+                arrays.pop("numbers"), arrays.pop("codes"), texts, arrays.pop("costs")
+            )
         except errors.FormatError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -358,19 +368,14 @@ class CostModel:
         Raises:
           FormatError: if parts do not fit each other.
         """
-        spec, rows = self.spec_, len(self.numbers_) if self.numbers_.ndim else 0
+        spec = self.spec_
+        self.neighbours_.check(len(spec.own_numbers), len(spec.own_categories))
         known = set(_column_names(spec))
         checks = {
             "the layout must have the digest that was stored": spec.digest == manifest.get("spec_digest"),
             "the columns must be ones that the layout can make": set(spec.names) <= known,
             "there must be no further arrays": not rest,
             "a core must be a positive number": type(self.facts_.cores) is int and self.facts_.cores > 0,
-            "numbers must be float32 [shapes, numbers]": self.numbers_.dtype == np.float32
-            and self.numbers_.shape == (rows, len(spec.own_numbers))
-            and not np.isinf(self.numbers_).any(),
-            "codes must be int16 [shapes, categories]": self.codes_.dtype == np.int16
-            and self.codes_.shape == (rows, len(spec.own_categories)),
-            "there must be training shapes": rows > 0,
             "the ensemble must have members with trees": self.forest_.members > 0 and len(self.forest_.roots) > 0,
         }
         for message, holds in checks.items():
@@ -393,24 +398,6 @@ def _column_names(spec: features.FeatureSpec) -> list[str]:
         return list(spec.columns(scalars, [config], devices.DeviceFacts("", "cpu")))
     except (KeyError, TypeError, ValueError) as error:
         raise errors.FormatError(f"the cost model is damaged: its layout makes no columns ({error!r})") from error
-
-
-def distances(numbers: np.ndarray, codes: np.ndarray, all_numbers: np.ndarray, all_codes: np.ndarray) -> np.ndarray:
-    """Returns the distance of a point from each training point: octaves, one for each category that differs.
-
-    Args:
-      numbers: log2 numbers of the point, `[numbers]`; nan is absent.
-      codes: its category codes, `[categories]`.
-      all_numbers: `[points, numbers]`.
-      all_codes: `[points, categories]`.
-
-    Returns:
-      float64 `[points]`.
-    """
-    gap = all_numbers.astype(np.float64) - numbers
-    one_absent = np.isnan(all_numbers) != np.isnan(numbers)
-    gap = np.where(one_absent, 1.0, np.nan_to_num(gap, nan=0.0))
-    return np.sqrt((gap**2).sum(axis=1)) + (all_codes != codes).sum(axis=1)
 
 
 def _abstaining(count: int, default: int | None, reason: str) -> Prediction:
@@ -446,11 +433,20 @@ class _Judged:
 
 def _judge(scores: np.ndarray, usable: np.ndarray) -> _Judged:
     mean = scores.mean(axis=0)
-    members = np.maximum(scores, 0.0) ** 2
-    log_slowdown = np.maximum(mean, 0.0) ** 2
+    members, log_slowdown = _expanded(scores), _expanded(mean)
     spread = members.std(axis=0)
     order = np.argsort(np.where(usable, mean, np.inf), kind="stable")
     return _Judged(members, log_slowdown, spread, order, usable)
+
+
+def _compressed(log_slowdown: np.ndarray) -> np.ndarray:
+    """Returns what the trees learn: the root of the log slowdown."""
+    return np.sqrt(log_slowdown)
+
+
+def _expanded(score: np.ndarray) -> np.ndarray:
+    """Returns the log slowdown that a score stands for."""
+    return np.maximum(score, 0.0) ** 2
 
 
 class _Training:
@@ -473,7 +469,7 @@ class _Training:
             names += [n for n in columns if n not in names]
             blocks.append(block)
         self.spec, self.matrix = spec.pruned(_stack(blocks, len(names)), names)
-        self.target = np.sqrt(np.concatenate([p.log_slowdown for p in problems]))
+        self.target = _compressed(np.concatenate([p.log_slowdown for p in problems]))
         self.ends = np.cumsum([len(f) for f in fields])
         self.problem_of_row = np.repeat(np.arange(len(problems)), [len(f) for f in fields])
         points = [self.spec.point(s) for s in scalars]
@@ -618,7 +614,9 @@ def _largest_usual_distance(training: _Training) -> float:
     nearest = []
     for i in range(len(groups)):
         others = groups != groups[i]
-        found = distances(training.numbers[i], training.codes[i], training.numbers[others], training.codes[others])
+        found = neighbours.distances(
+            training.numbers[i], training.codes[i], training.numbers[others], training.codes[others]
+        )
         nearest.append(found.min())
     return float(max(np.quantile(nearest, 0.98) * 1.25, 0.5))
 

@@ -9,7 +9,8 @@ import numpy as np
 from tokamax._src import devices
 from tokamax._src.costmodel import features
 from tokamax._src.costmodel.dataset import Problem
-from tokamax._src.costmodel.model import Prediction, distances
+from tokamax._src.costmodel.model import Prediction
+from tokamax._src.costmodel.neighbours import Neighbours
 
 
 def _prediction(cost: np.ndarray, default: int | None) -> Prediction:
@@ -85,11 +86,8 @@ class KNearest:
         fields = [[features.config_fields(c) for c in p.configs] for p in problems]
         self.spec_ = features.FeatureSpec.learn(list(zip(scalars, fields, strict=True)))
         points = [self.spec_.point(s) for s in scalars]
-        self.numbers_ = np.stack([n for n, _ in points])
-        self.codes_ = np.stack([c for _, c in points])
-        self.costs_ = [
-            dict(zip(map(features.config_text, p.configs), p.log_slowdown.tolist(), strict=True)) for p in problems
-        ]
+        numbers, codes = (np.stack(part) for part in zip(*points, strict=True))
+        self.neighbours_ = Neighbours.of(problems, numbers, codes)
         return self
 
     def predict(
@@ -102,11 +100,11 @@ class KNearest:
         extra: Sequence[Mapping[str, float]] | None = None,
     ) -> Prediction:
         """Ranks by the mean over the neighbours."""
-        point = self.spec_.point(features.describe(arguments))
-        order = np.argsort(distances(*point, self.numbers_, self.codes_), kind="stable")
-        texts = [features.config_text(c) for c in configs]
+        distance = self.neighbours_.distances(*self.spec_.point(features.describe(arguments)))
+        order = np.argsort(distance, kind="stable")
+        fields = [features.config_fields(c) for c in configs]
         for k in (self.k, 4 * self.k, len(order)):
-            table = np.array([[self.costs_[i].get(t, np.nan) for t in texts] for i in order[:k]])
+            table = self.neighbours_.table(fields, order[:k])
             known = (~np.isnan(table)).sum(axis=0)
             if known.any():
                 break
@@ -119,6 +117,49 @@ class NearestShape(KNearest):
 
     def __init__(self) -> None:
         super().__init__(1)
+
+
+class WinnerTree:
+    """A decision tree that classifies shapes by their winning config, as AutoHeuristic and others do.
+
+    Winners that are no candidates of a shape are passed over for the next most probable one.
+
+    Args:
+      min_samples_leaf: least shapes of a leaf.
+    """
+
+    def __init__(self, min_samples_leaf: int = 3):
+        self.min_samples_leaf = min_samples_leaf
+
+    def fit(self, problems: Sequence[Problem], facts: devices.DeviceFacts | None = None) -> "WinnerTree":
+        """Learns from each problem's arguments and winner."""
+        from sklearn.tree import DecisionTreeClassifier
+
+        scalars = [features.describe(p.arguments) for p in problems]
+        self.spec_ = features.FeatureSpec.learn([(s, []) for s in scalars])
+        winners = [features.config_text(p.configs[int(np.nanargmin(p.times_ms))]) for p in problems]
+        tree = DecisionTreeClassifier(min_samples_leaf=self.min_samples_leaf, random_state=0)
+        self.tree_ = tree.fit(np.stack([self._row(s) for s in scalars]), winners)
+        return self
+
+    def _row(self, scalars: Mapping[str, features.Scalar]) -> np.ndarray:
+        numbers, codes = self.spec_.point(scalars)
+        return np.concatenate([np.nan_to_num(numbers, nan=-1.0), codes])
+
+    def predict(
+        self,
+        arguments: features.Arguments,
+        configs: Sequence[Any],
+        device: devices.DeviceFacts | None = None,
+        *,
+        default: int | None = None,
+        extra: Sequence[Mapping[str, float]] | None = None,
+    ) -> Prediction:
+        """Ranks by the share of the leaf's shapes that a config won."""
+        shares = self.tree_.predict_proba(self._row(features.describe(arguments))[None])[0]
+        won = dict(zip(self.tree_.classes_.tolist(), shares.tolist(), strict=True))
+        cost = np.array([-won.get(features.config_text(c), 0.0) for c in configs])
+        return _prediction(cost, default)
 
 
 class RandomConfig:

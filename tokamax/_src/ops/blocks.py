@@ -11,6 +11,18 @@ from jax import lax
 
 from tokamax._src import shapes
 
+_PARALLEL_ELEMENTS = 2**17
+"""On CPUs XLA runs a product on several cores only if one matrix of its result is about this large (measured)."""
+
+
+def serial_share(*sizes: float) -> float:
+    """Returns the share of some products that run on one core, a feature of cost.
+
+    Args:
+      *sizes: elements of one matrix of the result of each product.
+    """
+    return sum(size < _PARALLEL_ELEMENTS for size in sizes) / len(sizes)
+
 
 def accumulator_dtype(dtype: Any) -> Any:
     """Returns the dtype to add up in: at least f32."""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 import warnings
@@ -23,7 +24,15 @@ def _tune(args: argparse.Namespace) -> int:
     import tokamax
 
     bound_args = tokamax.autotuning.bound_args_from_json(args.bound_args)
-    result = tokamax.autotune(bound_args, timeout=args.timeout, ignore_cache=args.ignore_cache)
+    result = tokamax.autotune(
+        bound_args,
+        timeout=args.timeout,
+        total_timeout=args.total_timeout,
+        ignore_cache=args.ignore_cache,
+        search=args.search or ("exhaustive" if args.budget is None else "model"),
+        budget=args.budget,
+        resume=not args.no_resume,
+    )
     result.dump(args.output)
     print(result.summary())
     print(f"written to {args.output}")
@@ -49,7 +58,31 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
+def _suggest(args: argparse.Namespace) -> int:
+    import tokamax
+    from tokamax._src import suggest
+    from tokamax._src.autotuning.result import format_table
+
+    if args.among is None:
+        print("tokamax train: --suggest needs --among, a file of the bound arguments to choose from", file=sys.stderr)
+        return 2
+    among = tokamax.autotuning.bound_args_from_json(args.among)
+    found = suggest.suggest(among, args.suggest)
+    text = tokamax.autotuning.bound_args_to_json([s.bound_args for s in found])
+    if args.output is None:
+        print(text)
+        return 0
+    args.output.write_text(text)
+    rows = [("arguments", "may lose", "why")]
+    rows += [(repr(s.bound_args), f"{math.expm1(s.need):.1%}", s.reason) for s in found]
+    print(format_table(rows))
+    print(f"written to {args.output}; measure them with: tokamax tune {args.output}")
+    return 0
+
+
 def _train(args: argparse.Namespace) -> int:
+    if args.suggest is not None:
+        return _suggest(args)
     from tokamax._src import training
     from tokamax._src.autotuning import store
 
@@ -141,6 +174,10 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--output", type=pathlib.Path, default=pathlib.Path("autotuning.json"), help="result to write")
     tune.add_argument("--timeout", type=float, default=60.0, help="seconds for compiling, and for a run, of a config")
     tune.add_argument("--ignore-cache", action="store_true", help="measure again what was measured before")
+    tune.add_argument("--total-timeout", type=float, help="seconds for everything; then what was measured is written")
+    tune.add_argument("--search", choices=("exhaustive", "model"), help="measure every config, or the promising ones")
+    tune.add_argument("--budget", type=int, help="how many configs of an op a search by model may measure")
+    tune.add_argument("--no-resume", action="store_true", help="do not go on with what an interrupted run measured")
     tune.set_defaults(run=_tune)
 
     merge = commands.add_parser("merge", help="merge results; later files win")
@@ -162,6 +199,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--data", type=pathlib.Path, help="folder of sweeps (default: the private cache's)")
     train.add_argument("--models", type=pathlib.Path, help="folder to write to (default: the private cache's)")
     train.add_argument("--op", help="train the model of this op alone")
+    train.add_argument("--suggest", type=int, metavar="N", help="train nothing: name the N shapes most worth measuring")
+    train.add_argument("--among", type=pathlib.Path, help="with --suggest: bound arguments to choose from")
+    train.add_argument("--output", type=pathlib.Path, help="with --suggest: file to write (default: stdout)")
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="judge cost models beside their rivals on held-out shapes")

@@ -337,13 +337,13 @@ def _space(cls: type, ba: BoundArguments) -> set[Any]:
     return {cls(), *(cls(q, kv) for q in rows for kv in (None, *columns))}
 
 
-def _cost_features(ba: BoundArguments, config: Any, arrays: int) -> dict[str, float]:
-    """Numbers of blocks, the share of them that is computed, and the bytes that a block works on.
+def _cost_features(ba: BoundArguments, config: Any, *, backward: bool = False) -> dict[str, float]:
+    """Numbers of blocks, the share of them that is computed, the bytes that a block works on, and its products.
 
     Args:
       ba: the bound arguments.
       config: the config.
-      arrays: how many arrays of the size of the logits are alive at once.
+      backward: whether these are features of the gradient.
     """
     query, key = ba.abstract["query"], ba.abstract["key"]
     statics = Statics.of(
@@ -359,10 +359,19 @@ def _cost_features(ba: BoundArguments, config: Any, arrays: int) -> dict[str, fl
     visits = float(np.maximum(end - first, 0).sum())
     batch = math.prod(query.shape[:-3]) * math.prod(ba.vmap_sizes)
     cells = rows.block * columns.block * query.shape[-2] * batch
-    # On CPUs XLA runs a product on several cores only if one matrix of the batch is large enough.
-    matrix = rows.block * columns.block * query.shape[-2] // key.shape[-2]
+    arrays = 3 if backward else 1  # of the size of the logits, alive at once
+    group, width = query.shape[-2] // key.shape[-2], query.shape[-1]
+    logits, of_rows, of_columns = (
+        float(rows.block * group * columns.block),
+        float(rows.block * group * width),
+        float(columns.block * width),
+    )
+    products = (logits, logits, of_rows, of_columns, of_columns) if backward else (logits, of_rows)
     return {
-        "log2_matrix": math.log2(matrix),
+        "log2_matrix": math.log2(logits),
+        "serial_share": blocks.serial_share(*products),
+        # What a loop over columns carries from block to block, beside the logits of a block.
+        "carry_share": width / columns.block if columns.count > 1 else 0.0,
         "row_blocks": float(rows.count),
         "column_blocks": float(columns.count),
         "visits": visits,
@@ -448,7 +457,7 @@ class XlaChunkedDotProductAttentionVjp(Op[..., Any, Any, Any, Any]):
         return _space(XlaChunkedDotProductAttentionVjpConfig, ba)
 
     def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
-        return _cost_features(ba, config, arrays=3)
+        return _cost_features(ba, config, backward=True)
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Residuals and output are those of the plain form at random queries, keys and values."""
@@ -555,7 +564,7 @@ class XlaChunkedDotProductAttention(Op[..., Any, Any, Any, Any]):
         return _space(XlaChunkedDotProductAttentionConfig, ba)
 
     def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
-        return _cost_features(ba, config, arrays=1)
+        return _cost_features(ba, config)
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return base.example_arguments(arguments, rng)

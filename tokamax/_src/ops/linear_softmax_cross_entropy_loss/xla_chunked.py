@@ -226,11 +226,17 @@ def gradients(
     return dx.astype(x_dtype), dw.astype(w_dtype)
 
 
-def _cost_features(ba: BoundArguments, config: Any) -> dict[str, float]:
-    """Numbers of blocks, the logits of one, the operands of its product, and the share of logits computed twice."""
+def _cost_features(ba: BoundArguments, config: Any, *, backward: bool = False) -> dict[str, float]:
+    """Numbers of blocks, the logits of one, the operands of its products, and the share of logits computed twice."""
     (b, h), v = ba.abstract["x"].shape, ba.abstract["weights"].shape[1]
     rows, classes = _Split.of(b, config.block_b), _Split.of(v, config.block_v)
+    logits = float(rows.block * classes.block)
+    products = (logits, float(h * rows.block), float(h * classes.block)) if backward else (logits,)
     return {
+        "serial_share": blocks.serial_share(*products),
+        # Elements of the operands of a block, beside its logits.
+        "x_share": h / classes.block,
+        "weights_share": h / rows.block,
         "row_blocks": float(rows.count),
         "class_blocks": float(classes.count),
         "log2_blocks": math.log2(rows.count * classes.count),
@@ -307,7 +313,7 @@ class XlaChunkedLinearSoftmaxCrossEntropyLossVjp(op.Op):
         return configs
 
     def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
-        return _cost_features(ba, config)
+        return _cost_features(ba, config, backward=True)
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         x_spec, w_spec = arguments["x"], arguments["weights"]

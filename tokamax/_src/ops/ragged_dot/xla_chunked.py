@@ -369,6 +369,8 @@ class XlaChunkedRaggedDotVjp(op.Op):
             features[f"{name}_log2_block_per_group"] = math.log2(block * groups / max(m, 1))
             features[f"{name}_log2_operand"] = math.log2(block * width)
             features[f"{name}_log2_work"] = math.log2(block * k * n)
+            features[f"{name}_serial_share"] = blocks.serial_share(block * k if name == "lhs" else k * n)
+            features[f"{name}_matrix_share"] = k * n / (block * (k + n))
         return features
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -463,6 +465,9 @@ class XlaChunkedRaggedDot(op.Op):
             "log2_operand": math.log2(block * k),
             "log2_work": math.log2(block * k * n),
             "log2_matrix": math.log2(k * n),
+            "serial_share": blocks.serial_share(block * n),
+            # Elements of the matrix of a group, beside those of the rows of a tile.
+            "matrix_share": k * n / (block * (k + n)),
         }
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""Replay of recorded tables: what the guide finds, by how few measurements."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def replay():
+    path = pathlib.Path(__file__).parents[2] / "training" / "replay.py"
+    if not path.exists():
+        pytest.skip("training/ is not installed")
+    spec = importlib.util.spec_from_file_location("replay", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_guided_sweep_beats_chance_at_the_same_cost(replay, make_problems, facts):
+    problems = replay.shuffled(make_problems(20), 0)
+    found = replay.guided(problems, facts, 8)
+    chance = replay.at_random(problems, [n for _, n in found])
+    ours, _, share = replay.summary(problems, found)
+    assert ours > 0.98 > replay.summary(problems, chance)[0]
+    assert share < 0.3
+
+
+def test_replay_is_the_same_every_time(replay, make_problems, facts):
+    problems = replay.shuffled(make_problems(8), 1)
+    assert replay.guided(problems, facts, 5) == replay.guided(problems, facts, 5)
+
+
+def test_shapes_teach_the_next_ones(replay, make_problems, facts):
+    problems = replay.shuffled(make_problems(24), 0)
+    taught, alone = (replay.guided(problems, facts, 4, teach=teach) for teach in (True, False))
+    assert np.mean([q for q, _ in taught[12:]]) > np.mean([q for q, _ in alone[12:]])
+
+
+def test_public_matmul_table(replay):
+    import tables  # beside replay.py, which puts its folder on the path
+
+    if not (tables.folder() / "gpu_matmul_triton.csv.gz").exists():
+        pytest.skip("the public tables are not on this disk")
+    problems = replay.shuffled(tables.matmul("H100"), 0)[:80]
+    found = replay.guided(problems, tables.facts(problems[0].device_kind), 4)
+    quality, _, share = replay.summary(problems, found)
+    assert quality > 0.97 and share < 0.2

@@ -1,0 +1,129 @@
+"""What each part of the cost model is worth: the model with one part changed at a time, on the same held-out shapes.
+
+    python training/ablate.py                    # shipped sweeps and the public tables that are here (about 20 minutes)
+    python training/ablate.py --table sweeps     # one source
+    python training/ablate.py --limit 300        # a seeded sample of the shapes of each public table
+
+Each cell is the geometric mean slowdown of the first choice, abstentions aside. The committed output stands in
+`training/results/ablation.txt`.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import tokamax  # noqa: F401  (the ops that the sweeps name register themselves)
+from tokamax._src import devices
+from tokamax._src import training as sweeps_lib
+from tokamax._src.autotuning.result import format_table
+from tokamax._src.costmodel import evaluate, features
+from tokamax._src.costmodel import model as model_lib
+from tokamax._src.costmodel.dataset import Problem
+from tokamax._src.costmodel.model import CostModel
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "training"))
+CLIP = 0.5
+
+
+@contextlib.contextmanager
+def target(compressed: Callable[[Any], Any], expanded: Callable[[Any], Any]) -> Iterator[None]:
+    """Learns another function of the log slowdown."""
+    with mock.patch.multiple(model_lib, _compressed=compressed, _expanded=expanded):
+        yield
+
+
+@contextlib.contextmanager
+def without(*prefixes: str) -> Iterator[None]:
+    """Leaves out the columns whose names begin so."""
+    columns = features.FeatureSpec.columns
+
+    def fewer(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {n: v for n, v in columns(self, *args, **kwargs).items() if not n.startswith(prefixes)}
+
+    with mock.patch.object(features.FeatureSpec, "columns", fewer):
+        yield
+
+
+def identity(x: Any) -> Any:
+    """Returns x."""
+    return x
+
+
+VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "the model": (contextlib.nullcontext, {}),
+    "target: log slowdown": (lambda: target(identity, identity), {}),
+    f"target: log slowdown, at most {CLIP}": (lambda: target(lambda r: np.minimum(r, CLIP), identity), {}),
+    f"target: its root, at most that of {CLIP}": (
+        lambda: target(lambda r: np.sqrt(np.minimum(r, CLIP)), lambda s: np.maximum(s, 0.0) ** 2),
+        {},
+    ),
+    "no features of the op": (lambda: without("op:"), {}),
+    "no tile counts and waste": (lambda: without("log2(count", "waste("), {}),
+    "no grid, waves, fill, footprint": (lambda: without("log2(grid", "waves(", "fill(", "log2(footprint"), {}),
+    "no alignment, no widths": (lambda: without("align(", "width("), {}),
+    "3 members": (contextlib.nullcontext, {"members": 3}),
+    "8 members": (contextlib.nullcontext, {"members": 8}),
+    "half the trees": (contextlib.nullcontext, {"iterations": 75}),
+    "twice the trees": (contextlib.nullcontext, {"iterations": 300}),
+    "15 leaves": (contextlib.nullcontext, {"max_leaves": 15}),
+    "63 leaves": (contextlib.nullcontext, {"max_leaves": 63}),
+}
+
+
+def slowdown(problems: list[Problem], facts: devices.DeviceFacts, options: dict[str, Any]) -> float:
+    """Returns the geometric mean slowdown of first choices on held-out shapes."""
+    return (
+        evaluate.evaluate_folds(problems, facts, choosers={evaluate.MODEL: lambda: _Outspoken(**options)})
+        .scores[evaluate.MODEL]
+        .slowdown
+    )
+
+
+class _Outspoken(CostModel):
+    """A model that always gives its first choice: what the limits make of it is another question."""
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().predict(*args, **kwargs)
+        return dataclasses.replace(found, index=int(found.order[0]), abstain=None)
+
+
+def sources(names: list[str], limit: int | None) -> Iterator[tuple[str, list[Problem], devices.DeviceFacts]]:
+    """Yields (name, problems, facts)."""
+    import tables
+
+    if "sweeps" in names:
+        for problems in sweeps_lib.sweeps(ROOT / "data"):
+            yield problems[0].op.removeprefix("XlaChunked"), problems, devices.facts(problems[0].device_kind)
+    for name, device in (("h100", "H100"), ("a100", "A100")):
+        if name in names and (tables.folder() / "gpu_matmul_triton.csv.gz").exists():
+            problems = sorted(tables.matmul(device), key=lambda p: p.key)
+            order = np.random.default_rng(0).permutation(len(problems))
+            yield name, [problems[i] for i in order[:limit]], tables.facts(problems[0].device_kind)
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="append", choices=("sweeps", "h100", "a100"), help="default: all")
+    parser.add_argument("--limit", type=int, help="at most this many shapes of a public table")
+    args = parser.parse_args()
+    found = list(sources(args.table or ["sweeps", "h100", "a100"], args.limit))
+    rows = [("variant", *(f"{name} ({len(problems)})" for name, problems, _ in found))]
+    for name, (context, options) in VARIANTS.items():
+        with context():
+            rows.append((name, *(f"{slowdown(problems, facts, options):.4f}" for _, problems, facts in found)))
+        print(f"{name}: {rows[-1][1:]}", file=sys.stderr, flush=True)
+    print(format_table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
