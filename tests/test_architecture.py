@@ -32,6 +32,7 @@ inputs
 benchmarking
 autotuning/outcome
 autotuning/journal
+autotuning/isolation
 autotuning/search
 autotuning/autotuner
 costmodel/features

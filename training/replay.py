@@ -58,18 +58,27 @@ def guided(
     Args:
       problems: the table, in the order of the sweep.
       facts: facts of the device.
-      budget: configs measured per problem at most; None for `guide.default_budget`.
+      budget: configs measured per problem, on average; None for `guide.default_budget`.
       batch: configs proposed at a time.
       seed: of the openings.
       teach: whether shapes teach the guide for later ones.
     """
-    teacher, found = guide.Teacher(facts=facts), []
-    for problem in problems:
+    teacher = guide.Teacher(facts=facts)
+    configs = round(float(np.mean([len(p.configs) for p in problems])))
+    budget = budget or guide.default_budget(configs)
+    plan = guide.Plan.of([p.arguments for p in problems] if teach else [], configs, budget)
+    found: dict[int, tuple[float, int]] = {}
+    for i in plan.lessons:
+        teacher.learn(problems[i])
+        found[i] = 1.0, len(problems[i].configs)
+    for number, problem in enumerate(problems):
+        if number in found:
+            continue
         winner = teacher.nearest_winner(problem.arguments, problem.configs)
-        prior = teacher.prior(problem.arguments, problem.configs, default=problem.default, extra=problem.extra)
+        prior = teacher.prior(problem.arguments, problem.configs, extra=problem.extra)
         propose = guide.Guide(
             problem.configs,
-            budget=budget or guide.default_budget(len(problem.configs)),
+            budget=plan.budget,
             first=[i for i in (problem.default, winner) if i is not None],
             prior=prior,
             batch=batch,
@@ -78,10 +87,10 @@ def guided(
         times: dict[int, float] = {}
         while proposed := propose(times):
             times |= {i: float(problem.times_ms[i]) for i in proposed}
-        found.append(_outcome(problem, list(times)))
+        found[number] = _outcome(problem, list(times))
         if teach and len(times) > 1:
             teacher.learn(_part(problem, list(times)))
-    return found
+    return [found[i] for i in range(len(problems))]
 
 
 def at_random(problems: Sequence[Problem], counts: Sequence[int], *, seed: int = 0) -> Found:

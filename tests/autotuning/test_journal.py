@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -22,10 +23,15 @@ A, B, C = ToyConfig(1), ToyConfig(2), ToyConfig(4, True)
 
 @pytest.fixture
 def open_journal(tmp_path):
-    def open_it(about=ABOUT, **options):
-        return Journal.open(tmp_path / "j" / "tuning.jsonl", ToyConfig, about, **options)
+    opened = []
 
-    return open_it
+    def open_it(about=ABOUT, **options):
+        opened.append(Journal.open(tmp_path / "j" / "tuning.jsonl", ToyConfig, about, **options))
+        return opened[-1]
+
+    yield open_it
+    for journal in filter(None, opened):
+        journal.close()
 
 
 def note(journal):
@@ -100,14 +106,14 @@ def test_a_folder_that_cannot_be_written_gives_no_journal(tmp_path):
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_tuning(open_journal):
-    class Full:
-        def write(self, text):
-            raise OSError("no space left on device")
+    def full(text):
+        raise OSError("no space left on device")
 
     journal = open_journal()
-    journal._file = Full()
-    journal.sampled(A, 1.0)
-    journal.sampled(A, 1.0)
+    with journal._file as file:
+        journal._file = types.SimpleNamespace(write=full, close=file.close)
+        journal.sampled(A, 1.0)
+        journal.sampled(A, 1.0)
     journal.close()
 
 

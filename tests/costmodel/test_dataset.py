@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tokamax._src import errors, shapes
+from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.costmodel import dataset
 
 F32 = np.dtype("float32")
@@ -26,10 +27,13 @@ class Op:
 
 def entry(times, *, rows=64, default=1, key="k"):
     outcomes = {
-        Config(b): types.SimpleNamespace(median_ms=t) if t else types.SimpleNamespace(stage="run", reason="died")
+        Config(b): types.SimpleNamespace(samples_ms=t if isinstance(t, tuple) else (t,))
+        if t
+        else Failure("run", "died")
         for b, t in times.items()
     }
-    ba = types.SimpleNamespace(op=Op(), abstract={"x": shapes.ArraySpec((rows, 8), F32)}, key=key)
+    abstract = {"x": shapes.ArraySpec((rows, 8), F32)}
+    ba = types.SimpleNamespace(op=Op(), abstract=abstract, key=key, autotuning_configs=(Config(1), Config(2)))
     return types.SimpleNamespace(bound_args=ba, outcomes=outcomes, default=Config(default), device_kind="cpu-x")
 
 
@@ -41,9 +45,41 @@ def test_entries_become_problems():
     assert problem.extra[2] == {"block_squared": 16.0}
 
 
+def test_what_slows_a_whole_round_slows_no_config():
+    quiet, loser = np.array([2.0, 2.1, 1.9, 2.0, 2.05, 1.95]), 3.0
+    drift = np.array([1.0, 1.0, 1.5, 1.0, 2.0, 1.0])
+    (p,) = dataset.problems_from_entries(
+        [
+            entry(
+                {1: tuple(quiet * drift), 2: tuple(1.1 * quiet * drift), 4: tuple(1.2 * quiet * drift)[:3], 8: (loser,)}
+            )
+        ]
+    )
+    np.testing.assert_allclose(p.times_ms[1:3] / p.times_ms[0], [1.1, 1.2], rtol=0.03)
+    np.testing.assert_allclose(p.times_ms[[0, 3]], [2.0, 3.0], rtol=0.05)
+
+
+def test_typical_times_of_nothing():
+    assert dataset.typical_ms([]).shape == (0,)
+    assert np.isnan(dataset.typical_ms([(), ()])).all()
+
+
+def test_whole_spaces_are_told_from_parts():
+    whole, part = dataset.problems_from_entries([entry({1: 2.0, 2: 1.0}), entry({1: 2.0, 4: 1.0})])
+    assert whole.complete and not part.complete
+
+
+def test_ceiling_needs_samples_enough():
+    samples = {1: (1.0, 2.0) * 4, 2: (2.0, 1.0) * 4}
+    noisy, few = dataset.problems_from_entries([entry(samples), entry({b: s[:3] for b, s in samples.items()})])
+    assert noisy.ceiling == pytest.approx(0.5) and few.ceiling is None
+    (steady,) = dataset.problems_from_entries([entry({1: (2.0,) * 6, 2: (1.0,) * 6})])
+    assert steady.ceiling == 1.0
+
+
 def test_sessions_are_not_mixed():
     found = dataset.problems_from_entries([entry({1: 2.0, 2: 1.0}), entry({1: 4.0, 2: 3.0})])
-    assert [p.times_ms.tolist() for p in found] == [[2.0, 1.0], [4.0, 3.0]]
+    np.testing.assert_allclose([p.times_ms for p in found], [[2.0, 1.0], [4.0, 3.0]])
 
 
 def test_entries_that_teach_nothing_are_left_out():

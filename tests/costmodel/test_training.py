@@ -25,20 +25,20 @@ def small_models(monkeypatch):
 def entry(rows, columns):
     f32 = np.dtype("float32")
     ba = toy.Toy().bind(shapes.ArraySpec((rows, 64), f32), shapes.ArraySpec((64, columns), f32))
-    best = 8 if rows > 200 else 1
+    best = rows * columns / 40_000  # A tree over rows and columns alone does not get that right.
     outcomes = {}
     for config in ba.autotuning_configs:
         ms = rows * columns * 1e-5 * (1 + 0.3 * abs(np.log2(config.block / best)) + 0.2 * bool(config.fast))
         failed = config.block == 4 and config.fast and rows < 100
         outcomes[config] = Failure("run", "died") if failed else BenchmarkData((ms, ms), 1.0, 1.0, None)
     default = toy.ToyConfig(2)
-    return Entry(ba, devices.device_kind(), outcomes, default, toy.ToyConfig(best), {})
+    return Entry(ba, devices.device_kind(), outcomes, default, default, {})
 
 
 @pytest.fixture
 def folder(tmp_path):
     rng = np.random.default_rng(0)
-    entries = [entry(*(int(n) for n in 2 ** rng.uniform(5, 11, 2))) for _ in range(24)]
+    entries = [entry(*(int(n) for n in 2 ** rng.uniform(5, 11, 2))) for _ in range(48)]
     store.DirectoryStore(tmp_path / "data", tmp_path / "models").keep(entries)
     return tmp_path
 
@@ -52,7 +52,7 @@ def test_train_writes_the_same_model_twice(folder, capsys):
     assert contents[0] == contents[1]
     model = CostModel.load(path)
     assert model.op_ == "toy" and path.stem == "toy"
-    problem = entry(300, 300)
+    problem = entry(600, 600)
     chosen = model.choose(problem.bound_args.abstract, problem.bound_args.autotuning_configs, default=problem.default)
     assert chosen.abstain is None
     assert problem.bound_args.autotuning_configs[chosen.index] == toy.ToyConfig(8)

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import difflib
-import functools
 import inspect
 import os
 import pathlib
@@ -139,6 +138,7 @@ def autotune(
     seed: int = 0,
     keep: bool = True,
     resume: bool = True,
+    isolation: str = "none",
     **kwargs: Any,
 ) -> AutotuningResult:
     """Finds every tunable op that a program calls and measures each config of its space.
@@ -158,7 +158,8 @@ def autotune(
       search: `exhaustive` measures each config at least once. `model` measures the default, the winner of the nearest
         measured shape, and then what promises most, by what was measured of other shapes before and of this one on the
         way; it ends early when another measurement promises less than noise.
-      budget: how many configs a search by model may measure per op; None for about a quarter of 30 and a tenth of 300.
+      budget: how many configs a search by model may measure per op, on average: of many shapes of one op, the first
+        few are measured whole to teach the others. None for about a quarter of 30 and a tenth of 300.
       timeout: limit in seconds for compiling, and for each run, of one config.
       total_timeout: limit in seconds for the whole call, which then returns what was measured; None for no limit.
       max_workers: configs compiled at the same time; None for one per core.
@@ -168,6 +169,8 @@ def autotune(
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
       resume: whether to go on with what an interrupted call with the same options noted.
+      isolation: `none` compiles and runs configs in this process, where a config that crashes ends it and one that
+        hangs keeps a thread; `process` in another one, which is killed where a limit is exceeded, and replaced.
       **kwargs: keyword arguments of `f`.
 
     Raises:
@@ -182,6 +185,7 @@ def autotune(
         seed=seed,
         search=search,
         budget=budget,
+        isolation=isolation,
     )
     if total_timeout is not None and not total_timeout > 0:
         raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
@@ -226,32 +230,69 @@ def _tune_all(
     stop: threading.Event,
 ) -> list[Entry]:
     """Tunes bound arguments one after the other; ends early at Ctrl-C and when `stop` is set."""
-    teacher_of = functools.cache(_teacher)
-    entries: list[Entry] = []
-    for number, ba in enumerate(todo, 1):
+    course = _Course(todo, settings) if settings.search == "model" else None
+    entries: dict[int, Entry] = {}
+    for number, i in enumerate(range(len(todo)) if course is None else course.order, 1):
+        ba = todo[i]
         if stop.is_set():
             break
         known = None if ignore_cache else _known_entry(ba, settings.how())
         if known is not None:
-            entries.append(known)
+            entries[i] = known
             continue
         journal = store.private().journal(ba, devices.device_kind(), settings.how(), resume=resume and not ignore_cache)
         with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress, _closed(journal):
             try:
-                teacher = teacher_of(ba.op.registered_name()) if settings.search == "model" else None
-                entry, interrupted = session.tune(
-                    ba, settings, teacher=teacher, journal=journal, on_event=progress.event, stop=stop
-                )
+                tune = session.tune if course is None else course.tune
+                entry, interrupted = tune(ba, settings, journal=journal, on_event=progress.event, stop=stop)
             except KeyboardInterrupt:
                 break
-            entries.append(entry)
+            entries[i] = entry
             if keep and entry.outcomes:
                 _keep(entry)
             if interrupted:
                 break
             if journal is not None:
                 journal.discard()
-    return entries
+    return [entries[i] for i in sorted(entries)]
+
+
+class _Course:
+    """In which order a search by model tunes, and what each op's shapes teach each other.
+
+    Attributes:
+      order: indices of what is to be tuned: the lessons of each op first.
+    """
+
+    def __init__(self, todo: Sequence[BoundArguments], settings: session.Settings):
+        self._teachers: dict[str, guide.Teacher] = {}
+        self._budgets: dict[str, int] = {}
+        lessons: list[int] = []
+        for op in dict.fromkeys(ba.op.registered_name() for ba in todo):
+            where = [i for i, ba in enumerate(todo) if ba.op.registered_name() == op]
+            self._teachers[op] = teacher = _teacher(op)
+            sizes = [_space_size(todo[i]) for i in where]
+            configs = round(sum(sizes) / len(sizes))
+            budget = settings.budget or guide.default_budget(configs)
+            plan = guide.Plan.of([todo[i].abstract for i in where], configs, budget, len(teacher.problems))
+            lessons += [where[n] for n in plan.lessons]
+            self._budgets[op] = max(1, plan.budget)
+        self.order = [*lessons, *(i for i in range(len(todo)) if i not in set(lessons))]
+        self._lessons = {todo[i] for i in lessons}
+
+    def tune(self, ba: BoundArguments, settings: session.Settings, **options: Any) -> tuple[Entry, bool]:
+        """Tunes one op: a lesson whole, another by what the lessons taught."""
+        op = ba.op.registered_name()
+        if ba in self._lessons:
+            settings = dataclasses.replace(settings, search="exhaustive", budget=None)
+        return session.tune(ba, settings, teacher=self._teachers[op], budget=self._budgets[op], **options)
+
+
+def _space_size(ba: BoundArguments) -> int:
+    try:
+        return len(ba.autotuning_configs)
+    except Exception:  # The session records why.
+        return 0
 
 
 @contextlib.contextmanager

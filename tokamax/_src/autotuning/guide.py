@@ -4,12 +4,14 @@ Notation: `x` is a config as a vector, `y = log(time)` of it for the arguments a
 
     y(x) = b + m(x) + e(x) + g(x)
 
-with an unknown level `b`; `m`, the log slowdown that a cost model predicts, and `e`, its independent error, of the
-spread of the model's members; and `g`, a Gaussian process with the Matern-3/2 kernel (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, 2006, ch. 2, 4 and 5), whose scales maximise the marginal likelihood on a small grid.
-Without a model, m and e are zero. The next config is the one with the largest expected improvement (Jones, Schonlau and
-Welch, 1998, https://doi.org/10.1023/A:1008306431147); further ones of a batch are chosen as if the earlier ones had
-come out as expected (the "kriging believer" of Ginsbourger, Le Riche and Carraro, 2010).
+with an unknown level `b`; `m`, the log slowdown that a cost model predicts, and `e`, its independent error: the spread
+of the model's members, and more where it expects a slow config; and `g`, a Gaussian process with the Matern-3/2 kernel
+(Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2, 4 and 5), whose scales maximise the
+marginal likelihood on a small grid. Without a model, m and e are zero; after a few shapes, too few for a model, they are
+what another such process, over configs and sizes, makes of those. The next config is the one with the largest expected
+improvement (Jones, Schonlau and Welch, 1998, https://doi.org/10.1023/A:1008306431147); further ones of a batch are
+chosen as if the earlier ones had come out as expected (the "kriging believer" of Ginsbourger, Le Riche and Carraro,
+2010).
 """
 
 import dataclasses
@@ -27,9 +29,16 @@ from tokamax._src.costmodel.neighbours import distance_of
 
 _NOISE = 0.01
 """Standard deviation of log(time) between measurements of one config."""
-_LENGTHS = (0.25, 0.5, 1.0, 2.0)
+_LENGTHS = (0.25, 0.5, 1.0, 2.0, 6.0)
+_USUAL_LENGTH = 1.0
 _SCALES = (0.03, 0.1, 0.3, 1.0)
 _LEAST_BUDGET = 8
+_LEAST_SPREAD, _RELATIVE_SPREAD = 0.02, 0.3
+"""Standard deviation of a model's error where it expects the best, and how it grows with the expected log slowdown."""
+_LESSON_SHARE = 1 / 3
+_MOST_POOLED = 600
+_LEAST_TRIED = 3
+"""Configs that ran before an early end."""
 _OPENING = 0.25
 """Share of the budget that is drawn at random where there is no model."""
 
@@ -70,6 +79,40 @@ def vectors(configs: Sequence[Any]) -> np.ndarray:
             columns += [np.array([t == other for t in texts], dtype=float) for other in others]
     varied = [c for c in columns if c.min() < c.max()]
     return np.stack(varied, axis=1) if varied else np.zeros((len(configs), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the measurements of a sweep over one op are shared out.
+
+    Attributes:
+      lessons: indices of the shapes that are measured whole, first of all, to teach the guide for the others.
+      budget: how many configs of each other shape may be measured.
+    """
+
+    lessons: tuple[int, ...]
+    budget: int
+
+    @classmethod
+    def of(cls, sweep: Sequence[features.Arguments], configs: int, budget: int, known: int = 0) -> "Plan":
+        """Shares out `budget` measurements per shape: up to a third of them go into lessons, as far apart as can be.
+
+        Args:
+          sweep: arguments of each shape.
+          configs: size of the space.
+          budget: how many configs to measure per shape, on average.
+          known: how many shapes were measured before.
+        """
+        total = len(sweep) * budget
+        count = max(0, int(_LESSON_SHARE * total / max(configs, 1)) - known)
+        if budget >= configs or not 0 < count < len(sweep):
+            return cls((), budget)
+        described = [features.describe(arguments) for arguments in sweep]
+        distance, chosen = np.full(len(sweep), np.inf), [0]
+        for _ in range(count - 1):
+            distance = np.minimum(distance, [distance_of(described[chosen[-1]], d) for d in described])
+            chosen.append(int(np.argmax(distance)))
+        return cls(tuple(chosen), max(1, (total - count * configs) // (len(sweep) - count)))
 
 
 class Guide:
@@ -124,9 +167,11 @@ class Guide:
         opening = round(_OPENING * self.budget) if self._prior is None else 0
         if works < 1 or len(times) < opening:
             return by_order[:count]
-        return self._by_improvement(times, count)
+        # A few measurements come whatever the prior promises: they tell whether it is right.
+        least_gain = self._least_gain if works >= _LEAST_TRIED else -math.inf
+        return self._by_improvement(times, count, least_gain)
 
-    def _by_improvement(self, times: Mapping[int, float], count: int) -> list[int]:
+    def _by_improvement(self, times: Mapping[int, float], count: int, least_gain: float) -> list[int]:
         done = list(times)
         measured = np.array([times[i] for i in done])
         y = np.log(np.where(measured > 0, measured, np.nan))
@@ -139,7 +184,7 @@ class Guide:
             gain = belief.expected_improvement(best)
             gain[[*done, *chosen]] = -np.inf
             i = int(np.argmax(gain))
-            if gain[i] < self._least_gain:
+            if gain[i] < least_gain:
                 break
             chosen.append(i)
             belief = belief.given(i)
@@ -156,7 +201,8 @@ class _Belief:
       own_variance: variance of e, `[configs]`.
       done: indices of the measured configs.
       y: their log(time).
-      length: scale of distances in the kernel.
+      shape: which shape each of them was measured for, `[measured]`: each shape has a level of its own.
+      lengths: scale of distances in the kernel along each column, `[columns]`.
       scale: standard deviation of g.
     """
 
@@ -165,12 +211,16 @@ class _Belief:
     own_variance: np.ndarray
     done: list[int]
     y: np.ndarray
-    length: float
+    shape: np.ndarray
+    lengths: np.ndarray
     scale: float
 
     @classmethod
-    def fitted(cls, x: np.ndarray, prior: Prior | None, done: list[int], y: np.ndarray) -> "_Belief":
-        """Returns the belief whose scales make the measurements most likely."""
+    def fitted(
+        cls, x: np.ndarray, prior: Prior | None, done: list[int], y: np.ndarray, shape: np.ndarray | None = None
+    ) -> "_Belief":
+        """Returns the belief whose scales make the measurements most likely; by default all are of one shape."""
+        shape = np.zeros(len(done), int) if shape is None else shape
         if prior is None:
             offset, variance, usual = np.zeros(len(x)), np.zeros(len(x)), 0.5
         else:
@@ -180,36 +230,54 @@ class _Belief:
             offset = np.nan_to_num(prior.log_slowdown, nan=worst)
             variance = np.nan_to_num(prior.spread, nan=0.1) ** 2
             usual = 0.05
-        beliefs = [cls(x, offset, variance, done, y, length, scale) for length in _LENGTHS for scale in _SCALES]
-        # Few measurements say little about the scales: a log-normal prior around what is usual holds them.
-        return max(beliefs, key=lambda b: b._log_likelihood() - 0.5 * math.log(b.scale / usual) ** 2)
+        columns = x.shape[1]
+
+        def likely(belief: "_Belief") -> float:
+            # Few measurements say little about the scales: log-normal priors around what is usual hold them.
+            far = (np.log(belief.lengths / _USUAL_LENGTH) ** 2).sum() / columns + math.log(belief.scale / usual) ** 2
+            return belief._log_likelihood() - 0.5 * float(far)
+
+        beliefs = [
+            cls(x, offset, variance, done, y, shape, np.full(columns, length), scale)
+            for length in _LENGTHS
+            for scale in _SCALES
+        ]
+        best = max(beliefs, key=likely)
+        for column in range(columns if columns > 1 else 0):
+            beliefs = [dataclasses.replace(best, lengths=_with(best.lengths, column, value)) for value in _LENGTHS]
+            best = max([best, *beliefs], key=likely)
+        return best
 
     def _kernel(self, rows: np.ndarray) -> np.ndarray:
         """Covariance of g between some configs and the measured ones, `[rows, done]`."""
-        gaps = self.x[rows][:, None, :] - self.x[self.done][None, :, :]
-        r = np.sqrt(3.0 * (gaps**2).sum(-1)) / self.length
+        gaps = (self.x[rows][:, None, :] - self.x[self.done][None, :, :]) / self.lengths
+        r = np.sqrt(3.0 * (gaps**2).sum(-1))
         return self.scale**2 * (1.0 + r) * np.exp(-r)
 
-    def _solved(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the Cholesky factor of the covariance of y, what it solves of the residuals, and the level b."""
+    def _solved(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the Cholesky factor of the covariance of y, what it solves of the residuals, and the level per shape.
+
+        Levels are estimated by generalised least squares.
+        """
         done = np.array(self.done)
         covariance = self._kernel(done) + np.diag(self.own_variance[done] + _NOISE**2)
         factor = np.linalg.cholesky(covariance)
         residual = self.y - self.mean_offset[done]
-        ones = _solve(factor, np.ones(len(done)))
-        level = float(ones @ residual / ones.sum())
-        return factor, _solve(factor, residual - level), level
+        member = (self.shape[:, None] == np.arange(self.shape.max() + 1)).astype(float)
+        weighted = _solve(factor, member)
+        levels = np.linalg.solve(member.T @ weighted, weighted.T @ residual)
+        return factor, _solve(factor, residual - member @ levels), levels
 
     def _log_likelihood(self) -> float:
-        factor, solved, level = self._solved()
-        residual = self.y - self.mean_offset[self.done] - level
+        factor, solved, levels = self._solved()
+        residual = self.y - self.mean_offset[self.done] - levels[self.shape]
         return float(-0.5 * residual @ solved - np.log(np.diag(factor)).sum())
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns mean and standard deviation of y, `[configs]` each."""
-        factor, solved, level = self._solved()
+        """Returns mean and standard deviation of y at the level of the first shape, `[configs]` each."""
+        factor, solved, levels = self._solved()
         cross = self._kernel(np.arange(len(self.x)))
-        mean = level + self.mean_offset + cross @ solved
+        mean = levels[0] + self.mean_offset + cross @ solved
         half = np.linalg.solve(factor, cross.T)
         variance = self.scale**2 + self.own_variance - (half**2).sum(0)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
@@ -223,7 +291,31 @@ class _Belief:
     def given(self, i: int) -> "_Belief":
         """Returns the belief as if config `i` had come out as expected."""
         mean, _ = self.posterior()
-        return dataclasses.replace(self, done=[*self.done, i], y=np.append(self.y, mean[i]))
+        return dataclasses.replace(
+            self, done=[*self.done, i], y=np.append(self.y, mean[i]), shape=np.append(self.shape, 0)
+        )
+
+
+def _positions(here: Mapping[str, features.Scalar], others: Sequence[Mapping[str, features.Scalar]]) -> np.ndarray:
+    """Returns shapes as vectors, the one at hand first: a tenth for each octave from it, 1 for other differences."""
+    rows = []
+    for d in (here, *others):
+        row = []
+        for name in sorted({n for e in (here, *others) for n in e}):
+            a, b = here.get(name), d.get(name)
+            sizes = isinstance(a, (int, float)) and isinstance(b, (int, float)) and a > 0 and b > 0
+            row.append(0.1 * math.log2(b / a) if sizes else float(a != b))  # pyright: ignore[reportOperatorIssue]
+        rows.append(row)
+    table = np.array(rows)
+    varied = np.ptp(table, axis=0) > 0
+    # Sizes that always change together count once.
+    return np.unique(table[:, varied], axis=1) if varied.any() else np.zeros((len(rows), 0))
+
+
+def _with(values: np.ndarray, i: int, value: float) -> np.ndarray:
+    changed = values.copy()
+    changed[i] = value
+    return changed
 
 
 def _solve(factor: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -273,26 +365,38 @@ class Teacher:
         arguments: features.Arguments,
         configs: Sequence[Any],
         *,
-        default: int | None = None,
         extra: Sequence[Mapping[str, float]] | None = None,
     ) -> Prior | None:
-        """Returns what the model expects of configs; None without a model, or where it knows nothing of the arguments.
+        """Returns what is to be expected of configs; None where nothing is known.
 
         Args:
           arguments: abstract arguments.
           configs: the space.
-          default: index of the default.
           extra: the op's own features of each config.
         """
+        pooled = sum(len(p.configs) for p in self.problems)
+        if self.model is None and 0 < pooled <= _MOST_POOLED:
+            return self._pooled(arguments, configs)
         self._refit()
         if self.model is None:
             return None
-        found = self.model.predict(arguments, configs, self._facts, default=default, extra=extra)
-        if np.isnan(found.slowdown).all():
+        expected, spread = self.model.expect(arguments, configs, self._facts, extra=extra)
+        if np.isnan(expected).all():
             return None
-        # A model that would not stand by its choice still knows more than nothing.
-        spread = 0.02 + found.spread * (1.0 if found.abstain is None else 2.0)
-        return Prior(np.log(found.slowdown), spread)
+        return Prior(expected, _LEAST_SPREAD + spread + _RELATIVE_SPREAD * np.minimum(expected, 1.0))
+
+    def _pooled(self, arguments: features.Arguments, configs: Sequence[Any]) -> Prior:
+        """Returns what a Gaussian process over configs and sizes makes of the few shapes that were measured."""
+        every = [*configs, *(c for p in self.problems for c in p.configs)]
+        shape = np.repeat(np.arange(len(self.problems)), [len(p.configs) for p in self.problems])
+        sizes = _positions(features.describe(arguments), self._described)
+        columns = np.concatenate([np.tile(sizes[:1], (len(configs), 1)), sizes[1:][shape]])
+        y = np.log(np.concatenate([p.times_ms for p in self.problems]))
+        ran = ~np.isnan(y)
+        done = (len(configs) + np.flatnonzero(ran)).tolist()
+        belief = _Belief.fitted(np.concatenate([vectors(every), columns], axis=1), None, done, y[ran], shape[ran])
+        mean, deviation = (part[: len(configs)] for part in belief.posterior())
+        return Prior(mean - mean.min(), _LEAST_SPREAD + deviation)
 
     def nearest_winner(self, arguments: features.Arguments, configs: Sequence[Any]) -> int | None:
         """Returns the index of what won on the nearest measured shape whose winner is a candidate; None if none is."""

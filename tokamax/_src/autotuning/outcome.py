@@ -32,7 +32,9 @@ class Failure:
 
     @classmethod
     def of(cls, stage: str, error: BaseException) -> "Failure":
-        """Returns the failure that an exception makes: its type and the first line of its message."""
+        """Returns the failure that an exception carries, else its type and the first line of its message."""
+        if isinstance(carried := getattr(error, "failure", None), Failure):
+            return carried
         lines = str(error).strip().splitlines()
         return cls(stage, f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}")
 

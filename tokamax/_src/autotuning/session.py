@@ -6,19 +6,23 @@ Brings the parts together: the op's space, seeded inputs, compiled candidates, t
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tokamax._src import benchmarking, devices, environment, errors, numerics, timing
-from tokamax._src.autotuning import autotuner, guide, outcome
+from tokamax._src.autotuning import autotuner, guide, isolation, outcome
 from tokamax._src.autotuning.result import Entry
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel import dataset
 from tokamax._src.inputs import example_inputs
 
 SEARCHES = ("exhaustive", "model")
+ISOLATIONS = ("none", "process")
+_PATIENCE = 10
+"""A worker process holds the limits itself; this many times longer, the autotuner waits for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Settings:
       seed: seed of the inputs.
       search: `exhaustive` measures every config; `model` those that look best to a cost model and to what it measures
         on the way.
-      budget: how many configs a search by model may measure; None for `guide.default_budget`.
+      budget: how many configs of an op a search by model may measure, on average; None for `guide.default_budget`.
+      isolation: `none` compiles and runs in this process; `process` in another one, which a config may crash or hang.
     """
 
     timeout_s: float = 60.0
@@ -45,10 +50,13 @@ class Settings:
     seed: int = 0
     search: str = "exhaustive"
     budget: int | None = None
+    isolation: str = "none"
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
             raise errors.ArgumentError(f"search must be one of {SEARCHES}, got {self.search!r}")
+        if self.isolation not in ISOLATIONS:
+            raise errors.ArgumentError(f"isolation must be one of {ISOLATIONS}, got {self.isolation!r}")
         if self.budget is not None and (self.search == "exhaustive" or self.budget < 1):
             raise errors.ArgumentError(
                 f"budget must be at least 1, with search='model', got budget={self.budget} and search={self.search!r}"
@@ -57,7 +65,9 @@ class Settings:
     def how(self) -> dict[str, Any]:
         """Returns how is measured, as recorded with every entry."""
         searched = {} if self.search == "exhaustive" else {"search": self.search, "budget": self.budget}
-        return {"timer": timing.timer_name(timing.get_timer(self.timer)), "rounds": self.rounds, **searched}
+        isolated = {} if self.isolation == "none" else {"isolation": self.isolation}
+        timer = timing.timer_name(timing.get_timer(self.timer))
+        return {"timer": timer, "rounds": self.rounds, **searched, **isolated}
 
 
 def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
@@ -78,11 +88,49 @@ def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
     return enter
 
 
+@contextlib.contextmanager
+def _in_this_process(
+    ba: BoundArguments, inputs: Sequence[Any], settings: Settings, timer: timing.Timer
+) -> Iterator[dict[str, Any]]:
+    """Yields the options of `autotuner.tune` that say how configs are built, timed and checked."""
+    in_same_scope = _scope_of_this_thread()
+
+    def build(config: Any) -> benchmarking.Compiled:
+        function, _ = ba.as_function(config)
+        with in_same_scope():
+            return benchmarking.compile_function(function, inputs)
+
+    check = numerics.compare if settings.check else None
+    yield {"build": build, "timer": timer, "check": check, "timeout_s": settings.timeout_s}
+
+
+@contextlib.contextmanager
+def _isolated(
+    ba: BoundArguments, inputs: Sequence[Any], settings: Settings, timer: timing.Timer
+) -> Iterator[dict[str, Any]]:
+    """Like `_in_this_process`, for configs that run in a worker process."""
+    worker = isolation.Worker(
+        ba, inputs, check=settings.check, timer=timer, device=devices.current(), timeout_s=settings.timeout_s
+    )
+    # The worker compares outputs itself, and its runs return what is wrong.
+    check = lambda reason, _: reason  # noqa: E731
+    try:
+        yield {
+            "build": worker.build,
+            "timer": worker.timer,
+            "check": check,
+            "timeout_s": _PATIENCE * settings.timeout_s,
+        }
+    finally:
+        worker.close()
+
+
 def tune(
     ba: BoundArguments,
     settings: Settings = Settings(),
     *,
     teacher: guide.Teacher | None = None,
+    budget: int | None = None,
     journal: autotuner.Journal | None = None,
     on_event: Callable[[autotuner.Event], None] | None = None,
     stop: threading.Event | None = None,
@@ -93,6 +141,7 @@ def tune(
       ba: the op and its arguments.
       settings: how to tune.
       teacher: what a search by model learns from, and teaches.
+      budget: how many configs this session may measure, if not as many as the settings say.
       journal: where findings are noted as they come, and read that an interrupted tuning noted.
       on_event: called once per finished config.
       stop: when set, the session ends with what was measured.
@@ -110,6 +159,9 @@ def tune(
         if not ba.op.supported_on(devices.current()):
             raise errors.UnsupportedError(f"{ba.op.registered_name()} does not run on {kind}")
         inputs = example_inputs(ba, seed=settings.seed)
+        place = _isolated if settings.isolation == "process" else _in_this_process
+        place = place(ba, inputs, settings, timer)
+        ways = place.__enter__()
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
         return Entry(ba, kind, {}, default, None, about, error=reason[:2000]), False
@@ -117,30 +169,23 @@ def tune(
     search = None
     if settings.search == "model":
         teacher = guide.Teacher() if teacher is None else teacher
-        search = _Search.of(ba, settings, teacher)
-    in_same_scope = _scope_of_this_thread()
-
-    def build(config: Any) -> benchmarking.Compiled:
-        function, _ = ba.as_function(config)
-        with in_same_scope():
-            return benchmarking.compile_function(function, inputs)
-
-    run = autotuner.tune(
-        configs,
-        default=default,
-        build=build,
-        timer=timer,
-        bound_args=ba,
-        check=numerics.compare if settings.check else None,
-        rounds=settings.rounds,
-        max_workers=settings.max_workers,
-        timeout_s=settings.timeout_s,
-        propose=None if search is None else search.propose,
-        most=None if search is None else search.guide.budget,
-        journal=journal,
-        on_event=on_event,
-        stop=stop,
-    )
+        search = _Search.of(ba, settings, teacher, budget or settings.budget)
+    try:
+        run = autotuner.tune(
+            configs,
+            default=default,
+            bound_args=ba,
+            rounds=settings.rounds,
+            max_workers=settings.max_workers,
+            **ways,
+            propose=None if search is None else search.propose,
+            most=None if search is None else search.guide.budget,
+            journal=journal,
+            on_event=on_event,
+            stop=stop,
+        )
+    finally:
+        place.__exit__(None, None, None)
     best = outcome.fastest(run.outcomes, default)
     if run.interrupted:
         about["interrupted"] = True
@@ -164,17 +209,22 @@ class _Search:
     guide: guide.Guide
 
     @classmethod
-    def of(cls, ba: BoundArguments, settings: Settings, teacher: guide.Teacher) -> "_Search":
+    def of(cls, ba: BoundArguments, settings: Settings, teacher: guide.Teacher, budget: int | None) -> "_Search":
         """Begins with the default and the winner of the nearest measured shape."""
         default, configs = ba.default_config, ba.autotuning_configs
         configs = configs if default in configs else (default, *configs)
-        extra = [ba.op._get_cost_features(ba, config) for config in configs]
+        try:
+            extra = [ba.op._get_cost_features(ba, config) for config in configs]
+            prior = teacher.prior(ba.abstract, configs, extra=extra)
+        except Exception as error:  # A mistake of the op's author costs what a model would tell, not the tuning.
+            warnings.warn(f"no model guides the search for {ba!r}: {type(error).__name__}: {error}", stacklevel=2)
+            prior = None
         winner = teacher.nearest_winner(ba.abstract, configs)
         search = guide.Guide(
             configs,
-            budget=settings.budget or guide.default_budget(len(configs)),
+            budget=budget or guide.default_budget(len(configs)),
             first=[configs.index(default), *([] if winner is None else [winner])],
-            prior=teacher.prior(ba.abstract, configs, default=configs.index(default), extra=extra),
+            prior=prior,
             batch=max(2, settings.max_workers or devices.usable_cores()),
             seed=settings.seed,
         )

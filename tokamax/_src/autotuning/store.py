@@ -204,11 +204,11 @@ class DirectoryStore:
         """
         for entry in reversed(self.entries(device_kind, ba.op.registered_name())):
             was = entry.environment
-            if entry.key != ba.key or was.get("timer") != how.get("timer") or environment.stale_parts(was):
+            same = entry.key == ba.key and was.get("timer") == how.get("timer")
+            if not same or was.get("interrupted") or environment.stale_parts(was):
                 continue
             searched = all(was.get(name) == how.get(name) for name in ("search", "budget"))
-            whole = set(ba.autotuning_configs) <= set(entry.outcomes)
-            if whole or ("search" in how and searched and not was.get("interrupted")):
+            if set(ba.autotuning_configs) <= set(entry.outcomes) or ("search" in how and searched):
                 return entry
         return None
 
@@ -227,7 +227,7 @@ class DirectoryStore:
             key = serialization.dumps(ba.to_json())
             for config in (ba.default_config, *ba.autotuning_configs):
                 serialization.encode_fields(config)
-        except errors.TokamaxError:  # A lambda, say: nothing that another process could find again.
+        except Exception:  # A lambda, say, that no other process could find again, or a space that raises.
             return None
         about = {"key": key, "toolchain": environment.toolchain(), **how}
         folder = self.data / devices.folder_name(device_kind) / "journal"

@@ -12,6 +12,7 @@ from tokamax._src.costmodel import features
 
 _LEAST_HALVED = 4
 """Samples of a config that can be split into two halves to compare."""
+_POLISHES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +95,33 @@ def shape_group(arguments: Mapping[str, Any]) -> str:
     return "x".join(map(str, sorted(sizes))) or "1"
 
 
-def typical_ms(samples_ms: Sequence[float]) -> float:
-    """Returns the lower quartile of samples: what else a machine does only ever adds time. nan without samples."""
-    return float(np.quantile(samples_ms, 0.25)) if len(samples_ms) else float("nan")
+def typical_ms(samples_ms: Sequence[Sequence[float]]) -> np.ndarray:
+    """Returns the typical time of each config of one session, freed from what slowed whole rounds.
+
+    Sample i of each config comes from round i of the session. By median polish (Tukey, Exploratory Data Analysis, 1977,
+    ch. 11) log(sample) is split into an effect of the config and one of the round, whose median is zero.
+
+    Args:
+      samples_ms: positive samples of each config; configs that stopped early have fewer, failed ones none.
+
+    Returns:
+      float64 `[configs]`; nan for a config without samples.
+    """
+    rounds = max(map(len, samples_ms), default=0)
+    logs = np.full((len(samples_ms), rounds), np.nan)
+    for row, samples in zip(logs, samples_ms, strict=True):
+        row[: len(samples)] = np.log(samples)
+    logs = logs[:, ~np.isnan(logs).all(axis=0)]
+    ran = ~np.isnan(logs).all(axis=1)
+    times = np.full(len(logs), np.nan)
+    if ran.any():
+        logs, effect = logs[ran], np.zeros(logs.shape[1])
+        for _ in range(_POLISHES):
+            config = np.nanmedian(logs - effect, axis=1)
+            effect = np.nanmedian(logs - config[:, None], axis=0)
+            effect -= np.median(effect)
+        times[ran] = np.exp(np.nanmedian(logs - effect, axis=1))
+    return times
 
 
 def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
@@ -108,11 +133,13 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
     for entry in entries:
         configs = tuple(entry.outcomes)
         samples = [getattr(entry.outcomes[c], "samples_ms", ()) for c in configs]
-        times = _valid(np.array([typical_ms(s) for s in samples]))
+        samples = [s if len(s) and min(s) > 0 else () for s in samples]
+        times = typical_ms(samples)
         if np.isfinite(times).sum() < 2:
             continue
         ba = entry.bound_args
-        halves = [[typical_ms(s[i::2]) if len(s) >= _LEAST_HALVED else np.nan for s in samples] for i in range(2)]
+        enough = [s if len(s) >= _LEAST_HALVED else () for s in samples]
+        halves = [typical_ms([s[i::2] for s in enough]) for i in range(2)]
         extra = tuple(ba.op._get_cost_features(ba, c) or {} for c in configs)
         problems.append(
             Problem(
@@ -126,14 +153,10 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
                 device_kind=entry.device_kind,
                 extra=extra if any(extra) else None,
                 complete=set(ba.autotuning_configs) <= set(configs),
-                halves_ms=_valid(np.array(halves)),
+                halves_ms=np.stack(halves),
             )
         )
     return problems
-
-
-def _valid(times: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(times) & (times > 0), times, np.nan)
 
 
 def folds(groups: Sequence[str], count: int) -> np.ndarray:

@@ -333,7 +333,7 @@ class FeatureSpec:
         for name in self.own_numbers:
             value = scalars.get(name)
             out[f"log2({name})"] = _log2(value)
-            if name.endswith("]"):
+            if name.endswith(("]", ".value")):  # Integers may be strides or offsets, which are aligned or not.
                 out[f"align({name})"] = math.nan if value is None else _alignment(int(value))
         for name in self.own_categories:
             out[f"is({name})"] = self._code(name, scalars)

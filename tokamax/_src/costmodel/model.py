@@ -225,19 +225,14 @@ class CostModel:
             raise errors.ArgumentError("there must be at least one config to choose from, got none")
         scalars = features.describe(arguments)
         fields = [features.config_fields(c) for c in configs]
-        usable = self.spec_.known(fields)
         reason = self.spec_.mismatch(scalars)
-        if reason is None and not usable.any():
+        if reason is None and not self.spec_.known(fields).any():
             reason = "the config space has changed: no config has the fields and ranges of the training configs"
         if reason is None and (missing := set(self.spec_.extra).difference(*(extra or ()))):
             reason = f"the op's own features are missing: {', '.join(sorted(missing)[:5])}"
         if reason is not None:
             return _abstaining(len(configs), default, reason)
-        matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
-        if self.failures_ is not None:
-            works = self.failures_.predict(matrix)[0] < 0.5
-            usable = usable & works if (usable & works).any() else usable
-        scores = self.forest_.predict(matrix)
+        scores, usable = self._scores(scalars, configs, device, extra)
         distance = self.neighbours_.distances(*self.spec_.point(scalars))
         near = np.argsort(distance, kind="stable")
         found = self._decide(scores, usable, default, float(distance[near[0]]))
@@ -246,6 +241,46 @@ class CostModel:
             return found
         table = self.neighbours_.table(fields, near[:_ASKED])
         return dataclasses.replace(found, fallback=neighbours.unanimous(table, default))
+
+    def expect(
+        self,
+        arguments: features.Arguments,
+        configs: Sequence[Any],
+        device: devices.DeviceFacts | None = None,
+        *,
+        extra: Sequence[Mapping[str, float]] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what the trees make of any arguments, inside of the domain or not: for a search, not for a choice.
+
+        Args:
+          arguments: name -> value; arrays as `ArraySpec`.
+          configs: candidates, dataclasses or dicts.
+          device: the device's facts; by default those of the training device.
+          extra: the op's own features of each config.
+
+        Returns:
+          log(time / best time) of each config and its spread over the members, `[configs]` each; nan for configs that
+          are expected to fail or lie outside of the measured ones.
+        """
+        scores, usable = self._scores(features.describe(arguments), configs, device, extra)
+        judged = _judge(scores, usable)
+        return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, judged.spread, np.nan)
+
+    def _scores(
+        self,
+        scalars: Mapping[str, features.Scalar],
+        configs: Sequence[Any],
+        device: devices.DeviceFacts | None,
+        extra: Sequence[Mapping[str, float]] | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns scores by each member, `[members, configs]`, and which configs can be used, `[configs]`."""
+        fields = [features.config_fields(c) for c in configs]
+        usable = self.spec_.known(fields)
+        matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
+        if self.failures_ is not None:
+            works = self.failures_.predict(matrix)[0] < 0.5
+            usable = usable & works if (usable & works).any() else usable
+        return self.forest_.predict(matrix), usable
 
     def _decide(self, scores: np.ndarray, usable: np.ndarray, default: int | None, distance: float) -> Prediction:
         limits = self.calibration_

@@ -32,6 +32,7 @@ def _tune(args: argparse.Namespace) -> int:
         search=args.search or ("exhaustive" if args.budget is None else "model"),
         budget=args.budget,
         resume=not args.no_resume,
+        isolation=args.isolation,
     )
     result.dump(args.output)
     print(result.summary())
@@ -177,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--total-timeout", type=float, help="seconds for everything; then what was measured is written")
     tune.add_argument("--search", choices=("exhaustive", "model"), help="measure every config, or the promising ones")
     tune.add_argument("--budget", type=int, help="how many configs of an op a search by model may measure")
+    tune.add_argument("--isolation", choices=("none", "process"), default="none", help="where configs run")
     tune.add_argument("--no-resume", action="store_true", help="do not go on with what an interrupted run measured")
     tune.set_defaults(run=_tune)
 

@@ -1,0 +1,184 @@
+"""Injects faults into tunings and prints what survived.
+
+    python benchmarks/faults.py              # about five minutes
+    python benchmarks/faults.py --limit 3    # another time limit per config, in seconds
+
+Each row tunes an op with three good configs and one that hangs, crashes, raises or lies, in a worker process.
+`survived`: the three are measured and the fourth is recorded as failed. `over the limit`: for a config that hangs, from
+its limit to the moment its process was killed. Below: tunings killed with `kill -9` in the middle and begun again, and
+what the checks, limits and journals cost on a clean space, in this process.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def survive(fault: str, limit_s: float) -> tuple[str, ...]:
+    """Tunes an op with a fault; returns a row."""
+    import jax.numpy as jnp
+
+    import tokamax
+    from faulty import Faulty, FaultyConfig
+    from tokamax._src.autotuning.outcome import Failure
+
+    ba = Faulty(faults=(fault,)).bind(jnp.arange(12.0))
+    noted: dict[str, float] = {}
+    clock = _Clock(noted)
+    with clock:
+        (entry,) = tokamax.autotune(
+            ba, isolation="process", timeout=limit_s, rounds=2, progress_bar=False, keep=False, ignore_cache=True
+        ).entries
+    outcome = entry.outcomes.get(FaultyConfig(fault))
+    measured = sum(not isinstance(o, Failure) for o in entry.outcomes.values())
+    good = isinstance(outcome, Failure) and measured == 3
+    over = f"{noted['killed'] - noted['begun'] - limit_s:.2f} s" if outcome.stage == "timeout" else "-"
+    return fault, "yes" if good else "NO", str(3 - measured), outcome.stage, over
+
+
+class _Clock:
+    """Notes when the last request was sent before a process was killed, and when it was."""
+
+    def __init__(self, noted: dict[str, float]):
+        self.noted = noted
+
+    def __enter__(self) -> None:
+        from tokamax._src.autotuning import isolation
+
+        self._kill, self._get = isolation._Process.kill, isolation.Worker._ask
+
+        def kill(process):
+            self.noted["killed"] = time.monotonic()
+            self._kill(process)
+
+        def ask(worker, what, config, extra, stage):
+            if config.fault != "none":
+                self.noted["begun"] = time.monotonic()
+            return self._get(worker, what, config, extra, stage)
+
+        isolation._Process.kill, isolation.Worker._ask = kill, ask
+
+    def __exit__(self, *exc: object) -> None:
+        from tokamax._src.autotuning import isolation
+
+        isolation._Process.kill, isolation.Worker._ask = self._kill, self._get
+
+
+PROGRAM = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import tokamax
+from toy import Toy, arrays, by_block
+
+count = 0
+def timer(run, *, bound_args, config, rounds):
+    global count
+    count += 1
+    if count == {kill_at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [by_block(config, bound_args)]
+
+tokamax.autotune(Toy.bind(*arrays()), timer=timer, progress_bar=False)
+print(count)
+"""
+
+
+def samples_taken(cache: str, kill_at: int) -> int | None:
+    """Runs a tuning in a process of its own, which kills itself at a sample; returns the samples it took at the end."""
+    program = textwrap.dedent(PROGRAM).format(tests=str(ROOT / "tests"), kill_at=kill_at)
+    env = {**os.environ, "TOKAMAX_CACHE_DIR": cache}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def killed(at: int) -> tuple[str, ...]:
+    """Kills a tuning at a sample and begins it again; returns a row."""
+    with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as cache:
+        total = samples_taken(whole, 0)
+        samples_taken(cache, at)
+        again = samples_taken(cache, 0)
+    # The sample under way was never taken; `at - 1` were.
+    return f"kill -9 at sample {at} of {total}", "NO" if again is None else "yes", str(at - 1 + (again or 0) - total)
+
+
+def overhead() -> tuple[float, float]:
+    """Tunes a clean space in this process; returns seconds in all, and those in which a config compiled or ran."""
+    import jax
+    import jax.numpy as jnp
+
+    import tokamax
+    from tokamax._src import benchmarking, timing
+
+    busy: list[tuple[float, float]] = []
+    lock = threading.Lock()
+
+    def timed(function):
+        def call(*args, **kwargs):
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                with lock:
+                    busy.append((start, time.perf_counter()))
+
+        return call
+
+    compile_function = benchmarking.compile_function
+
+    def compiled(*args):
+        found = compile_function(*args)
+        return benchmarking.dataclasses.replace(found, run=timed(found.run))
+
+    benchmarking.compile_function = timed(compiled)
+    lhs, rhs = jax.ShapeDtypeStruct((512, 256), jnp.float32), jax.ShapeDtypeStruct((8, 256, 512), jnp.float32)
+    ba = tokamax.XlaChunkedRaggedDot.bind(lhs, rhs, jax.ShapeDtypeStruct((8,), jnp.int32))
+    try:
+        start = time.perf_counter()
+        tokamax.autotune(ba, timer=timing.wall_clock_min, ignore_cache=True, progress_bar=False)
+        total = time.perf_counter() - start
+    finally:
+        benchmarking.compile_function = compile_function
+    return total, _union(busy)
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    """Returns the seconds that some spans cover together."""
+    covered, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        covered += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return covered
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=5.0, help="seconds per config")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TOKAMAX_CACHE_DIR"] = cache
+        from faulty import FAULTS
+        from tokamax._src.autotuning.result import format_table
+
+        rows = [survive(fault, args.limit) for fault in FAULTS]
+        print(format_table([("fault", "survived", "lost", "recorded as", "over the limit"), *rows]), flush=True)
+        kills = [killed(at) for at in (1, 8, 13, 24)]
+        print("\n" + format_table([("fault", "resumed", "measured twice"), *kills]), flush=True)
+        total, busy = overhead()
+        print(
+            f"\nclean space: {total:.2f} s, of which configs compiled or ran {busy:.2f} s: {total / busy - 1:.1%} more"
+        )
+    return 0 if all(row[1] == "yes" for row in rows + kills) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
