@@ -115,6 +115,11 @@ def files(tmp_path_factory):
     }
 
 
+def _imported():
+    """Modules in memory; Python itself loads a codec when a zip file asks for one."""
+    return {name for name in sys.modules if not name.startswith("encodings.")}
+
+
 def fuzz(files, name, count, seed):
     content, read = files[name]
     rng = random.Random(f"{name} {seed}")
@@ -123,7 +128,7 @@ def fuzz(files, name, count, seed):
         mutations = (mutated_bytes, mutated_json)
     except ValueError:
         mutations = (mutated_bytes,)
-    before = set(sys.modules)
+    before = _imported()
     for _ in range(count):
         bad = rng.choice(mutations)(content, rng)
         with warnings.catch_warnings():
@@ -135,7 +140,7 @@ def fuzz(files, name, count, seed):
             except BaseException as error:
                 pathlib.Path("/tmp/tokamax-fuzz").write_bytes(bad)
                 raise AssertionError(f"{name}: {type(error).__name__}: {error}; see /tmp/tokamax-fuzz") from error
-    assert set(sys.modules) <= before, "reading a file imported something"
+    assert _imported() <= before, "reading a file imported something"
 
 
 NAMES = ["result", "result with a model", "bound arguments", "sweep", "winners", "journal", "model"]

@@ -84,8 +84,6 @@ def matmul(device: str = "H100", *, keep_failures: bool = False) -> list[Problem
                     "a_transposed": transposed[0],
                     "b_transposed": transposed[1],
                     "tf32": key[6],
-                    "a_stride": max(int(v) for v in key[7:9]),
-                    "b_stride": max(int(v) for v in key[9:11]),
                 },
                 configs=tuple(dict(c) for c in outcomes),
                 times_ms=times,

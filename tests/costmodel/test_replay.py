@@ -20,11 +20,11 @@ def replay():
 
 def test_a_guided_sweep_beats_chance_at_the_same_cost(replay, make_problems, facts):
     problems = replay.shuffled(make_problems(20), 0)
-    found = replay.guided(problems, facts, 8)
+    found = replay.guided(problems, facts, 5)
     chance = replay.at_random(problems, [n for _, n in found])
     ours, _, share = replay.summary(problems, found)
-    assert ours > 0.98 > replay.summary(problems, chance)[0]
-    assert share < 0.3
+    assert ours > 0.97 > replay.summary(problems, chance)[0]
+    assert share < 0.25
 
 
 def test_replay_is_the_same_every_time(replay, make_problems, facts):
@@ -46,4 +46,5 @@ def test_public_matmul_table(replay):
     problems = replay.shuffled(tables.matmul("H100"), 0)[:80]
     found = replay.guided(problems, tables.facts(problems[0].device_kind), 4)
     quality, _, share = replay.summary(problems, found)
-    assert quality > 0.97 and share < 0.2
+    chance = replay.summary(problems, replay.at_random(problems, [n for _, n in found]))[0]
+    assert quality > 0.93 > chance + 0.05 and share < 0.2

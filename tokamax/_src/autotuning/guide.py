@@ -7,11 +7,10 @@ Notation: `x` is a config as a vector, `y = log(time)` of it for the arguments a
 with an unknown level `b`; `m`, the log slowdown that a cost model predicts, and `e`, its independent error: the spread
 of the model's members, and more where it expects a slow config; and `g`, a Gaussian process with the Matern-3/2 kernel
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2, 4 and 5), whose scales maximise the
-marginal likelihood on a small grid. Without a model, m and e are zero; after a few shapes, too few for a model, they are
-what another such process, over configs and sizes, makes of those. The next config is the one with the largest expected
-improvement (Jones, Schonlau and Welch, 1998, https://doi.org/10.1023/A:1008306431147); further ones of a batch are
-chosen as if the earlier ones had come out as expected (the "kriging believer" of Ginsbourger, Le Riche and Carraro,
-2010).
+marginal likelihood on a small grid. Without a model, m and e are zero. The next config is the one with the largest
+expected improvement (Jones, Schonlau and Welch, 1998, https://doi.org/10.1023/A:1008306431147); further ones of a
+batch are chosen as if the earlier ones had come out as expected (the "kriging believer" of Ginsbourger, Le Riche and
+Carraro, 2010).
 """
 
 import dataclasses
@@ -36,7 +35,6 @@ _LEAST_BUDGET = 8
 _LEAST_SPREAD, _RELATIVE_SPREAD = 0.02, 0.3
 """Standard deviation of a model's error where it expects the best, and how it grows with the expected log slowdown."""
 _LESSON_SHARE = 1 / 3
-_MOST_POOLED = 600
 _LEAST_TRIED = 3
 """Configs that ran before an early end."""
 _OPENING = 0.25
@@ -67,9 +65,10 @@ def vectors(configs: Sequence[Any]) -> np.ndarray:
     columns: list[np.ndarray] = []
     for name in sorted({n for f in fields for n in f}):
         values = [f.get(name) for f in fields]
-        is_number = np.array([isinstance(v, (int, float)) and not isinstance(v, bool) for v in values])
+        numbers = [float(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else math.nan for v in values]
+        is_number = ~np.isnan(numbers)
         if is_number.any():
-            logs = np.array([math.log2(1.0 + abs(v)) if n else 0.0 for v, n in zip(values, is_number, strict=True)])
+            logs = np.log2(1.0 + np.abs(np.nan_to_num(numbers)))
             low, high = logs[is_number].min(), logs[is_number].max()
             # What is no number, None above all, means "the whole axis" more often than not.
             columns.append(np.where(is_number, (logs - low) / max(high - low, 1e-9), 1.0))
@@ -105,7 +104,7 @@ class Plan:
         """
         total = len(sweep) * budget
         count = max(0, int(_LESSON_SHARE * total / max(configs, 1)) - known)
-        if budget >= configs or not 0 < count < len(sweep):
+        if budget >= configs or not MIN_GROUPS <= count < len(sweep):
             return cls((), budget)
         described = [features.describe(arguments) for arguments in sweep]
         distance, chosen = np.full(len(sweep), np.inf), [0]
@@ -201,7 +200,6 @@ class _Belief:
       own_variance: variance of e, `[configs]`.
       done: indices of the measured configs.
       y: their log(time).
-      shape: which shape each of them was measured for, `[measured]`: each shape has a level of its own.
       lengths: scale of distances in the kernel along each column, `[columns]`.
       scale: standard deviation of g.
     """
@@ -211,16 +209,12 @@ class _Belief:
     own_variance: np.ndarray
     done: list[int]
     y: np.ndarray
-    shape: np.ndarray
     lengths: np.ndarray
     scale: float
 
     @classmethod
-    def fitted(
-        cls, x: np.ndarray, prior: Prior | None, done: list[int], y: np.ndarray, shape: np.ndarray | None = None
-    ) -> "_Belief":
-        """Returns the belief whose scales make the measurements most likely; by default all are of one shape."""
-        shape = np.zeros(len(done), int) if shape is None else shape
+    def fitted(cls, x: np.ndarray, prior: Prior | None, done: list[int], y: np.ndarray) -> "_Belief":
+        """Returns the belief whose scales make the measurements most likely."""
         if prior is None:
             offset, variance, usual = np.zeros(len(x)), np.zeros(len(x)), 0.5
         else:
@@ -238,7 +232,7 @@ class _Belief:
             return belief._log_likelihood() - 0.5 * float(far)
 
         beliefs = [
-            cls(x, offset, variance, done, y, shape, np.full(columns, length), scale)
+            cls(x, offset, variance, done, y, np.full(columns, length), scale)
             for length in _LENGTHS
             for scale in _SCALES
         ]
@@ -254,30 +248,26 @@ class _Belief:
         r = np.sqrt(3.0 * (gaps**2).sum(-1))
         return self.scale**2 * (1.0 + r) * np.exp(-r)
 
-    def _solved(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the Cholesky factor of the covariance of y, what it solves of the residuals, and the level per shape.
-
-        Levels are estimated by generalised least squares.
-        """
+    def _solved(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Returns the Cholesky factor of the covariance of y, what it solves of the residuals, and the level b."""
         done = np.array(self.done)
         covariance = self._kernel(done) + np.diag(self.own_variance[done] + _NOISE**2)
         factor = np.linalg.cholesky(covariance)
         residual = self.y - self.mean_offset[done]
-        member = (self.shape[:, None] == np.arange(self.shape.max() + 1)).astype(float)
-        weighted = _solve(factor, member)
-        levels = np.linalg.solve(member.T @ weighted, weighted.T @ residual)
-        return factor, _solve(factor, residual - member @ levels), levels
+        ones = _solve(factor, np.ones(len(done)))
+        level = float(ones @ residual / ones.sum())
+        return factor, _solve(factor, residual - level), level
 
     def _log_likelihood(self) -> float:
-        factor, solved, levels = self._solved()
-        residual = self.y - self.mean_offset[self.done] - levels[self.shape]
+        factor, solved, level = self._solved()
+        residual = self.y - self.mean_offset[self.done] - level
         return float(-0.5 * residual @ solved - np.log(np.diag(factor)).sum())
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns mean and standard deviation of y at the level of the first shape, `[configs]` each."""
-        factor, solved, levels = self._solved()
+        """Returns mean and standard deviation of y, `[configs]` each."""
+        factor, solved, level = self._solved()
         cross = self._kernel(np.arange(len(self.x)))
-        mean = levels[0] + self.mean_offset + cross @ solved
+        mean = level + self.mean_offset + cross @ solved
         half = np.linalg.solve(factor, cross.T)
         variance = self.scale**2 + self.own_variance - (half**2).sum(0)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
@@ -291,25 +281,7 @@ class _Belief:
     def given(self, i: int) -> "_Belief":
         """Returns the belief as if config `i` had come out as expected."""
         mean, _ = self.posterior()
-        return dataclasses.replace(
-            self, done=[*self.done, i], y=np.append(self.y, mean[i]), shape=np.append(self.shape, 0)
-        )
-
-
-def _positions(here: Mapping[str, features.Scalar], others: Sequence[Mapping[str, features.Scalar]]) -> np.ndarray:
-    """Returns shapes as vectors, the one at hand first: a tenth for each octave from it, 1 for other differences."""
-    rows = []
-    for d in (here, *others):
-        row = []
-        for name in sorted({n for e in (here, *others) for n in e}):
-            a, b = here.get(name), d.get(name)
-            sizes = isinstance(a, (int, float)) and isinstance(b, (int, float)) and a > 0 and b > 0
-            row.append(0.1 * math.log2(b / a) if sizes else float(a != b))  # pyright: ignore[reportOperatorIssue]
-        rows.append(row)
-    table = np.array(rows)
-    varied = np.ptp(table, axis=0) > 0
-    # Sizes that always change together count once.
-    return np.unique(table[:, varied], axis=1) if varied.any() else np.zeros((len(rows), 0))
+        return dataclasses.replace(self, done=[*self.done, i], y=np.append(self.y, mean[i]))
 
 
 def _with(values: np.ndarray, i: int, value: float) -> np.ndarray:
@@ -374,9 +346,6 @@ class Teacher:
           configs: the space.
           extra: the op's own features of each config.
         """
-        pooled = sum(len(p.configs) for p in self.problems)
-        if self.model is None and 0 < pooled <= _MOST_POOLED:
-            return self._pooled(arguments, configs)
         self._refit()
         if self.model is None:
             return None
@@ -384,19 +353,6 @@ class Teacher:
         if np.isnan(expected).all():
             return None
         return Prior(expected, _LEAST_SPREAD + spread + _RELATIVE_SPREAD * np.minimum(expected, 1.0))
-
-    def _pooled(self, arguments: features.Arguments, configs: Sequence[Any]) -> Prior:
-        """Returns what a Gaussian process over configs and sizes makes of the few shapes that were measured."""
-        every = [*configs, *(c for p in self.problems for c in p.configs)]
-        shape = np.repeat(np.arange(len(self.problems)), [len(p.configs) for p in self.problems])
-        sizes = _positions(features.describe(arguments), self._described)
-        columns = np.concatenate([np.tile(sizes[:1], (len(configs), 1)), sizes[1:][shape]])
-        y = np.log(np.concatenate([p.times_ms for p in self.problems]))
-        ran = ~np.isnan(y)
-        done = (len(configs) + np.flatnonzero(ran)).tolist()
-        belief = _Belief.fitted(np.concatenate([vectors(every), columns], axis=1), None, done, y[ran], shape[ran])
-        mean, deviation = (part[: len(configs)] for part in belief.posterior())
-        return Prior(mean - mean.min(), _LEAST_SPREAD + deviation)
 
     def nearest_winner(self, arguments: features.Arguments, configs: Sequence[Any]) -> int | None:
         """Returns the index of what won on the nearest measured shape whose winner is a candidate; None if none is."""

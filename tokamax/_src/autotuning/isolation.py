@@ -314,7 +314,8 @@ class _Process:
             return self.how_it_died()
         if answer != _READY:
             return str(answer)
-        threading.Thread(target=self._listen, daemon=True, name="tokamax-worker").start()
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="tokamax-worker")
+        self._listener.start()
         return None
 
     def send(self, number: int, answers: "queue.SimpleQueue[Any]", *request: Any) -> None:
@@ -352,6 +353,7 @@ class _Process:
                 self._connection.send(None)
         except (OSError, ValueError):
             self.kill()
+        self._listener.join(_END_S)
 
     def alive(self) -> bool:
         """Whether it still runs."""

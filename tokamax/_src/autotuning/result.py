@@ -120,7 +120,14 @@ def _config_to_json(config: Any) -> Any:
 
 
 def _config_from_json(ba: BoundArguments, data: Any) -> Any:
-    return None if data is None else serialization.build_dataclass(ba.op.config_cls, data)
+    if data is None:
+        return None
+    config = serialization.build_dataclass(ba.op.config_cls, data)
+    try:
+        hash(config)
+    except TypeError as error:  # A list or dict where the class holds a number.
+        raise errors.FormatError(f"a config must be hashable, got {str(config)[:80]}") from error
+    return config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,7 +179,7 @@ def tune(
             max_workers=settings.max_workers,
             **ways,
             propose=None if search is None else search.propose,
-            most=None if search is None else search.guide.budget,
+            most=None if search is None else search.proposer.budget,
             journal=journal,
             on_event=on_event,
             stop=stop,
@@ -202,11 +202,11 @@ class _Search:
 
     Attributes:
       configs: the space.
-      guide: proposes their indices.
+      proposer: proposes their indices.
     """
 
     configs: Sequence[Any]
-    guide: guide.Guide
+    proposer: guide.Guide
 
     @classmethod
     def of(cls, ba: BoundArguments, settings: Settings, teacher: guide.Teacher, budget: int | None) -> "_Search":
@@ -232,4 +232,4 @@ class _Search:
 
     def propose(self, times: Mapping[Any, float]) -> list[Any]:
         """Returns the configs to try next, given the times so far."""
-        return [self.configs[i] for i in self.guide({self.configs.index(c): t for c, t in times.items()})]
+        return [self.configs[i] for i in self.proposer({self.configs.index(c): t for c, t in times.items()})]

@@ -330,7 +330,7 @@ def read_winners(path: pathlib.Path, device_kind: str) -> dict[str, Winner]:
             if not (isinstance(key, str) and isinstance(winner.config, dict) and isinstance(env, dict)):
                 raise TypeError
             winners[key] = winner
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             bad += 1
     if bad:
         warnings.warn(f"{bad} of {len(items)} entries of {path} are damaged and are not used", stacklevel=2)

@@ -157,7 +157,7 @@ class WinnerTree:
     ) -> Prediction:
         """Ranks by the share of the leaf's shapes that a config won."""
         shares = self.tree_.predict_proba(self._row(features.describe(arguments))[None])[0]
-        won = dict(zip(self.tree_.classes_.tolist(), shares.tolist(), strict=True))
+        won = {str(name): float(share) for name, share in zip(self.tree_.classes_, shares, strict=True)}
         cost = np.array([-won.get(features.config_text(c), 0.0) for c in configs])
         return _prediction(cost, default)
 
