@@ -1,11 +1,10 @@
 """What each part of the cost model is worth: the model with one part changed at a time, on the same held-out shapes.
 
-    python training/ablate.py                    # shipped sweeps and the public tables that are here (about 20 minutes)
+    python training/ablate.py                    # shipped sweeps and the public tables that are here (hours)
     python training/ablate.py --table sweeps     # one source
     python training/ablate.py --limit 300        # a seeded sample of the shapes of each public table
 
-Each cell is the geometric mean slowdown of the first choice, abstentions aside. The committed output stands in
-`training/results/ablation.txt`.
+Each cell is the geometric mean slowdown of the first choice, abstentions aside.
 """
 
 import argparse
