@@ -66,3 +66,16 @@ def test_scoped_settings_of_jax_hold_where_configs_compile():
         entry = tune(Scoped())
     assert entry.best is not None
     assert seen == {("highest", True), device}
+
+
+def test_features_that_raise_cost_what_a_model_would_tell_and_not_the_tuning():
+    def fails(*args):
+        raise ZeroDivisionError("in the features")
+
+    cls = dataclasses.dataclass(frozen=True)(
+        type("Careless", (Toy,), {"name": "careless", "_get_cost_features": fails})
+    )
+    settings = dataclasses.replace(QUICK, search="model", budget=3)
+    with pytest.warns(UserWarning, match="_get_cost_features raised ZeroDivisionError"):
+        entry, _ = session.tune(cls().bind(*arrays(4)), settings)
+    assert len(entry.outcomes) == 3 and entry.error is None

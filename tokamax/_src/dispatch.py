@@ -16,6 +16,7 @@ from tokamax._src import bound_arguments, devices, environment, errors, options,
 from tokamax._src.autotuning import store as store_lib
 from tokamax._src.autotuning.result import AutotuningResult, Winner, describe_config
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice
+from tokamax._src.costmodel import features
 from tokamax._src.costmodel.model import CostModel, Prediction
 from tokamax._src.op import NullConfig
 
@@ -125,11 +126,7 @@ def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
     kind, configs = devices.device_kind(), ba.autotuning_configs
     if len(configs) < 2:
         return
-    try:
-        extra = [ba.op._get_cost_features(ba, config) for config in configs]
-    except Exception as error:  # A mistake of the op's author, and no reason to stop the user's model.
-        warn(f"cost models are not used for {ba!r}: _get_cost_features raised {type(error).__name__}: {error}")
-        return
+    extra = features.of_op(ba, configs)
     for place in _models(kind, ba.op.registered_name()):
         model: CostModel = place.found
         yield (

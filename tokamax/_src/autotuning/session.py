@@ -6,7 +6,6 @@ Brings the parts together: the op's space, seeded inputs, compiled candidates, t
 import contextlib
 import dataclasses
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from tokamax._src import benchmarking, devices, environment, errors, numerics, t
 from tokamax._src.autotuning import autotuner, guide, isolation, outcome
 from tokamax._src.autotuning.result import Entry
 from tokamax._src.bound_arguments import BoundArguments
-from tokamax._src.costmodel import dataset
+from tokamax._src.costmodel import dataset, features
 from tokamax._src.inputs import example_inputs
 
 SEARCHES = ("exhaustive", "model")
@@ -153,24 +152,23 @@ def tune(
     kind = devices.device_kind()
     about = environment.describe(**settings.how())
     default = None
-    try:
-        default = ba.default_config
-        configs = ba.autotuning_configs
-        if not ba.op.supported_on(devices.current()):
-            raise errors.UnsupportedError(f"{ba.op.registered_name()} does not run on {kind}")
-        inputs = example_inputs(ba, seed=settings.seed)
-        place = _isolated if settings.isolation == "process" else _in_this_process
-        place = place(ba, inputs, settings, timer)
-        ways = place.__enter__()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error) or 'no message'}"
-        return Entry(ba, kind, {}, default, None, about, error=reason[:2000]), False
+    with contextlib.ExitStack() as stack:
+        try:
+            default = ba.default_config
+            configs = ba.autotuning_configs
+            if not ba.op.supported_on(devices.current()):
+                raise errors.UnsupportedError(f"{ba.op.registered_name()} does not run on {kind}")
+            inputs = example_inputs(ba, seed=settings.seed)
+            place = _isolated if settings.isolation == "process" else _in_this_process
+            ways = stack.enter_context(place(ba, inputs, settings, timer))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error) or 'no message'}"
+            return Entry(ba, kind, {}, default, None, about, error=reason[:2000]), False
 
-    search = None
-    if settings.search == "model":
-        teacher = guide.Teacher() if teacher is None else teacher
-        search = _Search.of(ba, settings, teacher, budget or settings.budget)
-    try:
+        search = None
+        if settings.search == "model":
+            teacher = guide.Teacher() if teacher is None else teacher
+            search = _Search.of(ba, settings, teacher, budget or settings.budget)
         run = autotuner.tune(
             configs,
             default=default,
@@ -184,8 +182,6 @@ def tune(
             on_event=on_event,
             stop=stop,
         )
-    finally:
-        place.__exit__(None, None, None)
     best = outcome.fastest(run.outcomes, default)
     if run.interrupted:
         about["interrupted"] = True
@@ -213,18 +209,12 @@ class _Search:
         """Begins with the default and the winner of the nearest measured shape."""
         default, configs = ba.default_config, ba.autotuning_configs
         configs = configs if default in configs else (default, *configs)
-        try:
-            extra = [ba.op._get_cost_features(ba, config) for config in configs]
-            prior = teacher.prior(ba.abstract, configs, extra=extra)
-        except Exception as error:  # A mistake of the op's author costs what a model would tell, not the tuning.
-            warnings.warn(f"no model guides the search for {ba!r}: {type(error).__name__}: {error}", stacklevel=2)
-            prior = None
         winner = teacher.nearest_winner(ba.abstract, configs)
         search = guide.Guide(
             configs,
             budget=budget or guide.default_budget(len(configs)),
             first=[configs.index(default), *([] if winner is None else [winner])],
-            prior=prior,
+            prior=teacher.prior(ba.abstract, configs, extra=features.of_op(ba, configs)),
             batch=max(2, settings.max_workers or devices.usable_cores()),
             seed=settings.seed,
         )

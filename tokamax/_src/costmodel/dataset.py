@@ -140,7 +140,6 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
         ba = entry.bound_args
         enough = [s if len(s) >= _LEAST_HALVED else () for s in samples]
         halves = [typical_ms([s[i::2] for s in enough]) for i in range(2)]
-        extra = tuple(ba.op._get_cost_features(ba, c) or {} for c in configs)
         problems.append(
             Problem(
                 op=ba.op.registered_name(),
@@ -151,7 +150,7 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
                 times_ms=times,
                 default=configs.index(entry.default) if entry.default in configs else None,
                 device_kind=entry.device_kind,
-                extra=extra if any(extra) else None,
+                extra=features.of_op(ba, configs),
                 complete=set(ba.autotuning_configs) <= set(configs),
                 halves_ms=np.stack(halves),
             )

@@ -10,6 +10,7 @@ What the training problems showed of each scalar is the domain; arguments outsid
 import dataclasses
 import enum
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -96,6 +97,22 @@ def _category(value: Any) -> str:
 def dimensions(scalars: Mapping[str, Scalar]) -> dict[str, int]:
     """Returns the dimensions among described scalars."""
     return {name: int(value) for name, value in scalars.items() if name.endswith("]")}
+
+
+def of_op(ba: Any, configs: Sequence[Any]) -> tuple[Mapping[str, float], ...] | None:
+    """Returns the op's own features of each config of bound arguments; None if it has none.
+
+    If it raises, that is a mistake of its author, which costs predictions and nothing else: a warning, and None.
+    """
+    try:
+        own = tuple(ba.op._get_cost_features(ba, config) or {} for config in configs)
+    except Exception as error:
+        warnings.warn(
+            f"_get_cost_features raised {type(error).__name__}: {error}; cost models do without it for {ba!r}",
+            stacklevel=2,
+        )
+        return None
+    return own if any(own) else None
 
 
 def config_fields(config: Any) -> dict[str, Any]:
