@@ -376,7 +376,9 @@ class _Measurer:
                 session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
 
 
-def _measure(measurer: _Measurer, batches: Callable[[Mapping[Any, float]], Sequence[Any]], default: Any, rounds: int):
+def _measure(
+    measurer: _Measurer, batches: Callable[[Mapping[Any, float]], Sequence[Any]], default: Any, rounds: int
+) -> None:
     """Samples batches until none comes; then interleaved rounds, and as many again among the finalists.
 
     Clear losers stop early.

@@ -198,8 +198,9 @@ def _evaluate(
     facts: devices.DeviceFacts | None,
     choosers: Mapping[str, Callable[[], Chooser]] | None,
 ) -> Report:
-    fair = np.array([p.complete and p.works.sum() >= 2 for p in problems], dtype=bool)
-    splits = [(train, test[fair[test]]) for train, test in splits]
+    teaches = np.array([p.works.sum() >= 2 for p in problems], dtype=bool)
+    fair = teaches & np.array([p.complete for p in problems], dtype=bool)
+    splits = [(train[teaches[train]], test[fair[test]]) for train, test in splits]
     for train, test in splits:
         if not len(train) or not len(test):
             raise errors.ArgumentError(

@@ -227,14 +227,15 @@ class CostModel:
             raise errors.ArgumentError("there must be at least one config to choose from, got none")
         scalars = features.describe(arguments)
         fields = [features.config_fields(c) for c in configs]
+        usable = self.spec_.known(fields)
         reason = self.spec_.mismatch(scalars)
-        if reason is None and not self.spec_.known(fields).any():
+        if reason is None and not usable.any():
             reason = "the config space has changed: no config has the fields and ranges of the training configs"
         if reason is None and (missing := set(self.spec_.extra).difference(*(extra or ()))):
             reason = f"the op's own features are missing: {', '.join(sorted(missing)[:5])}"
         if reason is not None:
             return _abstaining(len(configs), default, reason)
-        scores, usable = self._scores(scalars, configs, device, extra)
+        scores, usable = self._scores(scalars, fields, usable, device, extra)
         distance = self.neighbours_.distances(*self.spec_.point(scalars))
         near = np.argsort(distance, kind="stable")
         found = self._decide(scores, usable, default, float(distance[near[0]]))
@@ -264,20 +265,21 @@ class CostModel:
           log(time / best time) of each config and its spread over the members, `[configs]` each; nan for configs that
           are expected to fail or lie outside of the measured ones.
         """
-        scores, usable = self._scores(features.describe(arguments), configs, device, extra)
+        fields = [features.config_fields(c) for c in configs]
+        known = self.spec_.known(fields)
+        scores, usable = self._scores(features.describe(arguments), fields, known, device, extra)
         judged = _judge(scores, usable)
         return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, judged.spread, np.nan)
 
     def _scores(
         self,
         scalars: Mapping[str, features.Scalar],
-        configs: Sequence[Any],
+        fields: Sequence[Mapping[str, Any]],
+        usable: np.ndarray,
         device: devices.DeviceFacts | None,
         extra: Sequence[Mapping[str, float]] | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores by each member, `[members, configs]`, and which configs can be used, `[configs]`."""
-        fields = [features.config_fields(c) for c in configs]
-        usable = self.spec_.known(fields)
+        """Returns scores by each member, `[members, configs]`, and which of the usable configs should not fail."""
         matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
         if self.failures_ is not None:
             works = self.failures_.predict(matrix)[0] < 0.5
