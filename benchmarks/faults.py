@@ -10,17 +10,17 @@ what the checks, limits and journals cost on a clean space, in this process.
 """
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+TESTS = str(pathlib.Path(__file__).resolve().parent.parent / "tests")
+sys.path.insert(0, TESTS)
 
 
 def survive(fault: str, limit_s: float) -> tuple[str, ...]:
@@ -33,8 +33,7 @@ def survive(fault: str, limit_s: float) -> tuple[str, ...]:
 
     ba = Faulty(faults=(fault,)).bind(jnp.arange(12.0))
     noted: dict[str, float] = {}
-    clock = _Clock(noted)
-    with clock:
+    with _Clock(noted):
         (entry,) = tokamax.autotune(
             ba, isolation="process", timeout=limit_s, rounds=2, progress_bar=False, keep=False, ignore_cache=True
         ).entries
@@ -73,31 +72,12 @@ class _Clock:
         isolation._Process.kill, isolation.Worker._ask = self._kill, self._get
 
 
-PROGRAM = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import tokamax
-from toy import Toy, arrays, by_block
-
-count = 0
-def timer(run, *, bound_args, config, rounds):
-    global count
-    count += 1
-    if count == {kill_at}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [by_block(config, bound_args)]
-
-tokamax.autotune(Toy.bind(*arrays()), timer=timer, progress_bar=False)
-print(count)
-"""
-
-
 def samples_taken(cache: str, kill_at: int) -> int | None:
     """Runs a tuning in a process of its own, which kills itself at a sample; returns the samples it took at the end."""
-    program = textwrap.dedent(PROGRAM).format(tests=str(ROOT / "tests"), kill_at=kill_at)
+    program = f"import sys; sys.path.insert(0, {TESTS!r}); import toy; toy.tune_until_killed({kill_at})"
     env = {**os.environ, "TOKAMAX_CACHE_DIR": cache}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 else None
+    return int(done.stdout.split()[0]) if done.returncode == 0 else None
 
 
 def killed(at: int) -> tuple[str, ...]:
@@ -136,7 +116,7 @@ def overhead() -> tuple[float, float]:
 
     def compiled(*args):
         found = compile_function(*args)
-        return benchmarking.dataclasses.replace(found, run=timed(found.run))
+        return dataclasses.replace(found, run=timed(found.run))
 
     benchmarking.compile_function = timed(compiled)
     lhs, rhs = jax.ShapeDtypeStruct((512, 256), jnp.float32), jax.ShapeDtypeStruct((8, 256, 512), jnp.float32)

@@ -1,7 +1,9 @@
 """A small op with a space, a VJP op and a timer that reads a table: what the tests tune."""
 
 import dataclasses
+import os
 import pathlib
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tokamax
 from tokamax import BenchmarkData, Op
 from tokamax._src import devices, environment, files
 from tokamax._src.autotuning.store import DirectoryStore
@@ -102,6 +105,24 @@ def put_entries(folder: str, sizes: Any) -> None:
     store = DirectoryStore(pathlib.Path(folder) / "data", pathlib.Path(folder) / "models")
     for m in sizes:
         store.put([entry(m)])
+
+
+def tune_until_killed(kill_at: int) -> None:
+    """What a second process does: tunes, and kills itself at a sample of that number, 0 for never.
+
+    Prints how many samples it took, the best block, and the number of outcomes.
+    """
+    taken = 0
+
+    def timer(run: Any, *, bound_args: Any, config: Any, rounds: int) -> list[float]:
+        nonlocal taken
+        taken += 1
+        if taken == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [by_block(config, bound_args)]
+
+    (entry,) = tokamax.autotune(Toy.bind(*arrays()), timer=timer, progress_bar=False).entries
+    print(taken, entry.best.block, len(entry.outcomes))
 
 
 def count_up(path: pathlib.Path, times: int) -> None:

@@ -2,7 +2,7 @@
 
     python training/ablate.py                    # shipped sweeps and the public tables that are here (hours)
     python training/ablate.py --table sweeps     # one source
-    python training/ablate.py --limit 300        # a seeded sample of the shapes of each public table
+    python training/ablate.py --limit 300        # a seeded sample of the shapes of each
 
 Each cell is the geometric mean slowdown of the first choice, abstentions aside.
 """
@@ -20,15 +20,16 @@ import numpy as np
 
 import tokamax  # noqa: F401  (the ops that the sweeps name register themselves)
 from tokamax._src import devices
-from tokamax._src import training as sweeps_lib
 from tokamax._src.autotuning.result import format_table
 from tokamax._src.costmodel import evaluate, features
 from tokamax._src.costmodel import model as model_lib
 from tokamax._src.costmodel.dataset import Problem
 from tokamax._src.costmodel.model import CostModel
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "training"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import replay
+
+TABLES = ("sweeps", "h100", "a100")
 CLIP = 0.5
 
 
@@ -61,7 +62,7 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "target: log slowdown": (lambda: target(identity, identity), {}),
     f"target: log slowdown, at most {CLIP}": (lambda: target(lambda r: np.minimum(r, CLIP), identity), {}),
     f"target: its root, at most that of {CLIP}": (
-        lambda: target(lambda r: np.sqrt(np.minimum(r, CLIP)), lambda s: np.maximum(s, 0.0) ** 2),
+        lambda: target(lambda r: np.sqrt(np.minimum(r, CLIP)), model_lib._expanded),
         {},
     ),
     "no features of the op": (lambda: without("op:"), {}),
@@ -94,27 +95,16 @@ class _Outspoken(CostModel):
         return dataclasses.replace(found, index=int(found.order[0]), abstain=None)
 
 
-def sources(names: list[str], limit: int | None) -> Iterator[tuple[str, list[Problem], devices.DeviceFacts]]:
-    """Yields (name, problems, facts)."""
-    import tables
-
-    if "sweeps" in names:
-        for problems in sweeps_lib.sweeps(ROOT / "data"):
-            yield problems[0].op.removeprefix("XlaChunked"), problems, devices.facts(problems[0].device_kind)
-    for name, device in (("h100", "H100"), ("a100", "A100")):
-        if name in names and (tables.folder() / "gpu_matmul_triton.csv.gz").exists():
-            problems = sorted(tables.matmul(device), key=lambda p: p.key)
-            order = np.random.default_rng(0).permutation(len(problems))
-            yield name, [problems[i] for i in order[:limit]], tables.facts(problems[0].device_kind)
-
-
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="append", choices=("sweeps", "h100", "a100"), help="default: all")
-    parser.add_argument("--limit", type=int, help="at most this many shapes of a public table")
+    parser.add_argument("--table", action="append", choices=TABLES, help="default: all")
+    parser.add_argument("--limit", type=int, help="at most this many shapes of each table")
     args = parser.parse_args()
-    found = list(sources(args.table or ["sweeps", "h100", "a100"], args.limit))
+    found = [
+        (name.removeprefix("XlaChunked"), replay.shuffled(problems, 0)[: args.limit], facts)
+        for name, problems, facts, _ in replay.tables(args.table or TABLES)
+    ]
     rows = [("variant", *(f"{name} ({len(problems)})" for name, problems, _ in found))]
     for name, (context, options) in VARIANTS.items():
         with context():

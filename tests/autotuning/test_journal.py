@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import types
 
 import pytest
@@ -158,27 +157,8 @@ def test_no_resume_begins_anew():
     assert set(second) == SPACE
 
 
-PROGRAM = """
-import os, signal, sys
-sys.path[:0] = {path!r}
-import tokamax
-from toy import Toy, ToyConfig, arrays, by_block
-
-count = 0
-def timer(run, *, bound_args, config, rounds):
-    global count
-    count += 1
-    if count == {kill_at}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [by_block(config, bound_args)]
-
-result = tokamax.autotune(Toy.bind(*arrays()), timer=timer, progress_bar=False)
-print(count, result.entries[0].best.block, len(result.entries[0].outcomes))
-"""
-
-
 def run(kill_at):
-    program = textwrap.dedent(PROGRAM).format(path=sys.path, kill_at=kill_at)
+    program = f"import sys; sys.path[:0] = {sys.path!r}; import toy; toy.tune_until_killed({kill_at})"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=120)
 
 

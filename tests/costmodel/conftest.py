@@ -1,6 +1,8 @@
 """Made-up measurements with known rules: blocked products `a[m, k] @ b[k, n]` whose best block depends on the shape."""
 
 import dataclasses
+import importlib.util
+import pathlib
 
 import numpy as np
 import pytest
@@ -83,3 +85,19 @@ def model(problems):
     from tokamax._src.costmodel.model import CostModel
 
     return CostModel(iterations=40).fit(problems, FACTS)
+
+
+@pytest.fixture(scope="session")
+def training_script():
+    """Loads a script of `training/` by its name, where that folder is."""
+
+    def load(name):
+        path = pathlib.Path(__file__).parents[2] / "training" / f"{name}.py"
+        if not path.exists():
+            pytest.skip("training/ is not installed")
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,7 +1,5 @@
 import dataclasses
-import importlib.util
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -132,18 +130,8 @@ def test_splits_that_score_nothing_are_errors(problems, facts):
             evaluate.evaluate_family(problems, "all", np.full(len(problems), everything), facts)
 
 
-def _tables():
-    path = pathlib.Path(__file__).parents[2] / "training" / "tables.py"
-    if not path.exists():
-        pytest.skip("training/ is not installed")
-    spec = importlib.util.spec_from_file_location("tables", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_public_matmul_table():
-    tables = _tables()
+def test_public_matmul_table(training_script):
+    tables = training_script("tables")
     if not (tables.folder() / "gpu_matmul_triton.csv.gz").exists():
         pytest.skip("the public tables are not on this disk")
     problems = tables.matmul("H100")

@@ -1,21 +1,12 @@
 """Replay of recorded tables: what the guide finds, by how few measurements."""
 
-import importlib.util
-import pathlib
-
 import numpy as np
 import pytest
 
 
 @pytest.fixture(scope="module")
-def replay():
-    path = pathlib.Path(__file__).parents[2] / "training" / "replay.py"
-    if not path.exists():
-        pytest.skip("training/ is not installed")
-    spec = importlib.util.spec_from_file_location("replay", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def replay(training_script):
+    return training_script("replay")
 
 
 def test_a_guided_sweep_beats_chance_at_the_same_cost(replay, make_problems, facts):
@@ -38,9 +29,8 @@ def test_shapes_teach_the_next_ones(replay, make_problems, facts):
     assert np.mean([q for q, _ in taught[12:]]) > np.mean([q for q, _ in alone[12:]])
 
 
-def test_public_matmul_table(replay):
-    import tables  # beside replay.py, which puts its folder on the path
-
+def test_public_matmul_table(replay, training_script):
+    tables = training_script("tables")
     if not (tables.folder() / "gpu_matmul_triton.csv.gz").exists():
         pytest.skip("the public tables are not on this disk")
     problems = replay.shuffled(tables.matmul("H100"), 0)[:80]
