@@ -135,6 +135,15 @@ def test_configs_may_hold_bools_enums_and_text():
     assert spec.known(configs).all()
 
 
+def test_flags_come_in_pairs_too():
+    flags = [{"p": p, "q": q, "s": True} for p in (False, True) for q in (False, True)]
+    described = [features.describe({"x": shapes.ArraySpec((4,), F32), **f}) for f in flags]
+    spec = features.FeatureSpec.learn([(d, [{"t": 1}]) for d in described])
+    pairs = [spec.columns(d, [{"t": 1}], devices.DeviceFacts("t", "cpu"))["is(p, q)"] for d in described]
+    assert pairs == [0, 1, 2, 3]
+    assert "is(p, s)" not in spec.columns(described[0], [{"t": 1}], devices.DeviceFacts("t", "cpu"))
+
+
 def test_config_text_does_not_depend_on_the_kind_of_config():
     @dataclasses.dataclass(frozen=True)
     class Config:

@@ -9,6 +9,7 @@ What the training problems showed of each scalar is the domain; arguments outsid
 
 import dataclasses
 import enum
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from tokamax._src import devices, errors, serialization, shapes
 
 _LEAST_TILE = 8  # A field that never reaches 8 counts warps or stages; it does not tile an axis.
 _MAX_PAIRED_DIMENSIONS = 8
+_MAX_PAIRED_CATEGORIES = 8
 _MAX_ALIGNMENT = 8
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -354,6 +356,9 @@ class FeatureSpec:
                 out[f"align({name})"] = math.nan if value is None else _alignment(int(value))
         for name in self.own_categories:
             out[f"is({name})"] = self._code(name, scalars)
+        # What hangs on two flags at once, say tf32 with one layout, is otherwise hidden behind splits that gain nothing.
+        for a, b in itertools.combinations(self.own_categories[:_MAX_PAIRED_CATEGORIES], 2):
+            out[f"is({a}, {b})"] = self._code(a, scalars) * len(self.categories[b]) + self._code(b, scalars)
         own = [scalars.get(n) for n in self.own_numbers if n.endswith("]")]
         out["log2(volume)"] = sum(_log2(v) for v in own if v is not None)
         for name, sizes, width in _arrays(scalars):
