@@ -9,6 +9,7 @@ import pytest
 
 from tokamax import BenchmarkData
 from tokamax._src.autotuning import autotuner
+from tokamax._src.autotuning.gate import Gate
 from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.benchmarking import Compiled
 from tokamax._src.timing import RecordedTimer
@@ -66,8 +67,10 @@ class Tape:
         return [sample() if callable(sample) else sample]
 
 
-def tune(configs=CONFIGS, *, build=None, timer=None, default=DEFAULT, **options):
+def tune(configs=CONFIGS, *, build=None, timer=None, default=DEFAULT, check=None, **options):
     build, timer = build or Build(), timer or Tape()
+    if check is not None:
+        options["gate"] = Gate(check, default)
     return autotuner.tune(configs, default=default, build=build, timer=timer, **({"max_workers": 2} | options))
 
 
@@ -472,7 +475,8 @@ def test_a_tuning_goes_on_from_its_journal():
         {ToyConfig(4): Failure("run", "died")},
     )
     run = tune(build=build, timer=timer, check=check, journal=notes, rounds=2)
-    assert build.order("build") == [DEFAULT, ToyConfig(8)] == build.order("run")
+    assert build.order("build") == [DEFAULT, ToyConfig(8)]
+    assert build.order("run") == [DEFAULT, DEFAULT, ToyConfig(8), ToyConfig(8)]
     assert run.outcomes[ToyConfig(2)] == BenchmarkData((50.0,), 9.0, 9.0, 9)
     assert run.outcomes[ToyConfig(4)] == Failure("run", "died")
     assert run.outcomes[ToyConfig(8)].samples_ms[:2] == (1.0, 1.05)

@@ -135,6 +135,7 @@ def autotune(
     rounds: int = 5,
     timer: Any = "wall_clock_min",
     check: bool = True,
+    tolerance: float | Mapping[str, float] | None = None,
     seed: int = 0,
     keep: bool = True,
     resume: bool = True,
@@ -165,7 +166,10 @@ def autotune(
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
       timer: a timer, or the name of one; see `tokamax.benchmarking.get_timer`.
-      check: whether a config whose output differs from the default's counts as failed.
+      check: whether a config counts as failed whose output differs from that of the op's reference (where it has none,
+        from the default's), or from one run to the next.
+      tolerance: how far outputs may be from that, as a share of the largest magnitude, or a mapping from dtype names to
+        shares; None for what the op says, else for what suits the dtype.
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
       resume: whether to go on with what an interrupted call with the same options noted.
@@ -182,6 +186,7 @@ def autotune(
         rounds=rounds,
         timer=timer,
         check=check,
+        tolerance=tolerance,
         seed=seed,
         search=search,
         budget=budget,

@@ -27,6 +27,8 @@ from tokamax._src.costmodel.model import CostModel
 
 _WINNERS_SCHEMA = "tokamax-winners"
 _WINNERS_VERSION = 1
+_CHECKED = {"check": True, "tolerance": None}
+"""How outputs were judged, where an environment does not say it: entries of another way say other things."""
 
 
 class Store(Protocol):
@@ -194,8 +196,8 @@ class DirectoryStore:
     def known_entry(self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any]) -> Entry | None:
         """Returns the newest entry of bound arguments that makes measuring them again needless, or None.
 
-        It must come from the present toolchain and the same timer, must not have been interrupted, and must cover the
-        whole space, or have been found by the same guided search.
+        It must come from the present toolchain, the same timer and the same check, must not have been interrupted, and
+        must cover the whole space, or have been found by the same guided search.
 
         Args:
           ba: the bound arguments.
@@ -206,6 +208,8 @@ class DirectoryStore:
             was = entry.environment
             same = entry.key == ba.key and was.get("timer") == how.get("timer")
             if not same or was.get("interrupted") or environment.stale_parts(was):
+                continue
+            if any(was.get(name, default) != how.get(name, default) for name, default in _CHECKED.items()):
                 continue
             searched = all(was.get(name) == how.get(name) for name in ("search", "budget"))
             if set(ba.autotuning_configs) <= set(entry.outcomes) or ("search" in how and searched):
