@@ -91,6 +91,10 @@ class Journal(Protocol):
         """Notes one sample."""
         ...
 
+    def sampled_again(self, config: Any, sample_ms: float) -> None:
+        """Notes what counts in place of the last sample."""
+        ...
+
     def failed(self, config: Any, failure: Failure) -> None:
         """Notes a failure."""
         ...
@@ -121,6 +125,9 @@ class _NoJournal:
         pass
 
     def sampled(self, config: Any, sample_ms: float) -> None:
+        pass
+
+    def sampled_again(self, config: Any, sample_ms: float) -> None:
         pass
 
     def failed(self, config: Any, failure: Failure) -> None:
@@ -189,6 +196,8 @@ class _Session:
         self.outcomes: dict[Any, Outcome] = {c: journal.failures[c] for c in order if c in journal.failures}
         self.compiled: dict[Any, Compiled] = {}
         self.samples: dict[Any, list[float]] = {}
+        self.confirmed: set[tuple[Any, int]] = set()
+        """Config and number of the samples that were taken again since they seemed too short."""
         self.gate_is_ready = False
         """Whether the gate is prepared and the default went through it, if it could."""
         self._facts: dict[Any, Compiled | BenchmarkData] = {}
@@ -229,8 +238,17 @@ class _Session:
         self._journal.sampled(config, sample_ms)
         self.samples.setdefault(config, []).append(sample_ms)
 
+    def sample_again(self, config: Any, sample_ms: float) -> None:
+        """Notes a sample that confirms the last one or not: the longer of the two counts."""
+        self.confirmed.add((config, len(self.samples[config])))
+        if sample_ms > self.samples[config][-1]:
+            self._journal.sampled_again(config, sample_ms)
+            self.samples[config][-1] = sample_ms
+
     def fail(self, config: Any, failure: Failure) -> None:
-        """Ends a config with a failure; samples it may have count no more."""
+        """Ends a config with a failure; samples it may have are kept with it, and count no more."""
+        if config in self.samples:
+            failure = dataclasses.replace(failure, measured_ms=tuple(self.samples[config]))
         self._journal.failed(config, failure)
         self._through_compiling += config not in self._facts
         self.compiled.pop(config, None)
@@ -380,13 +398,29 @@ class _Measurer:
         todo = [c for c in session.open(configs) if len(session.samples.get(c, ())) <= number]
         self.prepare([c for c in todo if c not in session.compiled])
         for config in search.shuffled([c for c in todo if c in session.compiled], number):
-            samples = _run_step(session, self.runner, config, functools.partial(self.sample, config))
-            if samples is None:
-                continue
-            if len(samples) == 1 and math.isfinite(samples[0]) and samples[0] >= 0:
-                session.sample(config, samples[0])
-            else:
-                session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
+            if (sample_ms := self._sample_of(config)) is not None:
+                session.sample(config, sample_ms)
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Takes samples that are too short to be true once more, before they make losers of others or win."""
+        session = self.session
+        known = {c: session.samples[c] for c in session.open(list(session.samples))}
+        doubtful = [c for c in search.implausible(known) if (c, len(known[c])) not in session.confirmed]
+        self.prepare([c for c in doubtful if c not in session.compiled])
+        for config in [c for c in doubtful if c in session.compiled]:
+            if (sample_ms := self._sample_of(config)) is not None:
+                session.sample_again(config, sample_ms)
+
+    def _sample_of(self, config: Any) -> float | None:
+        """Returns one sample of a compiled config in ms; None, with the failure recorded, if it fails."""
+        samples = _run_step(self.session, self.runner, config, functools.partial(self.sample, config))
+        if samples is None:
+            return None
+        if len(samples) == 1 and math.isfinite(samples[0]) and samples[0] >= 0:
+            return samples[0]
+        self.session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
+        return None
 
 
 def _measure(
