@@ -18,7 +18,7 @@ from typing import IO, Any
 import filelock
 
 from tokamax._src import errors, serialization
-from tokamax._src.autotuning.outcome import Failure, from_json
+from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.benchmarking import BenchmarkData, Compiled
 
 _SCHEMA = "tokamax-journal"
@@ -99,9 +99,7 @@ class Journal:
                 elif event == "failed":
                     deaths.pop(config, None)
                     stage, reason, *measured = rest
-                    self.failures[config] = from_json(
-                        {"failure": stage, "reason": reason, "measured_ms": measured[0] if measured else []}
-                    )
+                    self.failures[config] = Failure(stage, reason, tuple(map(float, measured[0] if measured else ())))
             except (errors.TokamaxError, TypeError, ValueError, LookupError):
                 continue
         for config, taken in samples.items():

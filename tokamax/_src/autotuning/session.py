@@ -154,6 +154,7 @@ def tune(
     *,
     teacher: guide.Teacher | None = None,
     budget: int | None = None,
+    extends: tuple[Entry, Sequence[Any]] | None = None,
     journal: autotuner.Journal | None = None,
     on_event: Callable[[autotuner.Event], None] | None = None,
     stop: threading.Event | None = None,
@@ -165,6 +166,8 @@ def tune(
       settings: how to tune.
       teacher: what a search by model learns from, and teaches.
       budget: how many configs this session may measure, if not as many as the settings say.
+      extends: an entry of an earlier session, and the configs that it lacks: only these, its winner and the default are
+        measured.
       journal: where findings are noted as they come, and read that an interrupted tuning noted.
       on_event: called once per finished config.
       stop: when set, the session ends with what was measured.
@@ -180,6 +183,10 @@ def tune(
         try:
             default = ba.default_config
             configs = ba.autotuning_configs
+            if extends is not None:
+                earlier, new = extends
+                configs = [*([] if earlier.best is None else [earlier.best]), *new]
+                about["extends"] = earlier.environment.get("time")
             if not ba.op.supported_on(devices.current()):
                 raise errors.UnsupportedError(f"{ba.op.registered_name()} does not run on {kind}")
             inputs = example_inputs(ba, seed=settings.seed)
