@@ -31,6 +31,7 @@ numerics
 inputs
 benchmarking
 autotuning/outcome
+autotuning/gate
 autotuning/journal
 autotuning/isolation
 autotuning/search

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import pathlib
@@ -135,6 +136,7 @@ def autotune(
     rounds: int = 5,
     timer: Any = "wall_clock_min",
     check: bool = True,
+    tolerance: float | Mapping[str, float] | None = None,
     seed: int = 0,
     keep: bool = True,
     resume: bool = True,
@@ -165,7 +167,10 @@ def autotune(
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
       timer: a timer, or the name of one; see `tokamax.benchmarking.get_timer`.
-      check: whether a config whose output differs from the default's counts as failed.
+      check: whether a config counts as failed whose output differs from that of the op's reference (where it has none,
+        from the default's), or from one run to the next.
+      tolerance: how far outputs may be from that, as a share of the largest magnitude, or a mapping from dtype names to
+        shares; None for what the op says, else for what suits the dtype.
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
       resume: whether to go on with what an interrupted call with the same options noted.
@@ -182,6 +187,7 @@ def autotune(
         rounds=rounds,
         timer=timer,
         check=check,
+        tolerance=tolerance,
         seed=seed,
         search=search,
         budget=budget,
@@ -243,7 +249,8 @@ def _tune_all(
         journal = store.private().journal(ba, devices.device_kind(), settings.how(), resume=resume and not ignore_cache)
         with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress, _closed(journal):
             try:
-                tune = session.tune if course is None else course.tune
+                extends = None if ignore_cache else _extensible_entry(ba, settings.how())
+                tune = functools.partial(session.tune, extends=extends) if course is None else course.tune
                 entry, interrupted = tune(ba, settings, journal=journal, on_event=progress.event, stop=stop)
             except KeyboardInterrupt:
                 break
@@ -344,8 +351,21 @@ def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Boun
 def _known_entry(ba: BoundArguments, how: Mapping[str, Any]) -> Entry | None:
     """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
     stores = [*([store.private()] if options.private_cache.value else []), store.library()]
-    found = (place.known_entry(ba, devices.device_kind(), how) for place in stores)
+    try:
+        found = [place.known_entry(ba, devices.device_kind(), how) for place in stores]
+    except Exception:  # A space that raises, say: the session records why.
+        return None
     return next((entry for entry in found if entry is not None), None)
+
+
+def _extensible_entry(ba: BoundArguments, how: Mapping[str, Any]) -> tuple[Entry, list[Any]] | None:
+    """Returns an entry of the private cache that needs to be extended alone, and the configs it lacks; or None."""
+    if not options.private_cache.value:
+        return None
+    try:
+        return store.private().extensible_entry(ba, devices.device_kind(), how)
+    except Exception:  # A space that raises, say: the session records why.
+        return None
 
 
 def _keep(entry: Entry) -> None:

@@ -242,6 +242,18 @@ class BoundArguments:
           config: the config to run with; None leaves the choice to dispatch.
         """
         op = self.op if config is None else dataclasses.replace(self.op, config=config)
+        return self._as_function(functools.partial(op, return_residuals=self.return_residuals))
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the op has a reference that computes what this call does: it knows no residuals."""
+        return self.op._reference is not None and not self.return_residuals
+
+    def as_reference(self) -> Callable[[Sequence[Any]], Any]:
+        """Returns the op's `_reference` as a function of one list of arrays, like `as_function`."""
+        return self._as_function(self.op._reference)[0]
+
+    def _as_function(self, op: Callable[..., Any]) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
         leaves, treedef = jax.tree.flatten((self.args, self.kwargs))
         where = [i for i, leaf in enumerate(leaves) if shapes.is_array(leaf)]
         specs = shapes.without_unit_axes([shapes.spec_of(leaves[i]) for i in where])
@@ -251,7 +263,7 @@ class BoundArguments:
             for i, array in zip(where, arrays, strict=True):
                 merged[i] = array
             args, kwargs = treedef.unflatten(merged)
-            return op(*args, return_residuals=self.return_residuals, **kwargs)
+            return op(*args, **kwargs)
 
         for level in reversed(range(len(self.vmap_sizes))):
             in_axes = tuple(0 if spec.vmap and spec.vmap[level] else None for spec in specs)

@@ -104,18 +104,23 @@ def _decoded(ba: BoundArguments, place: _Place) -> Any:
     return None
 
 
-def _exact(ba: BoundArguments, kind: str) -> ConfigChoice | None:
-    stale = None
+def _exact(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
+    """Returns the choice by a measurement, and a remark on those that are not fresh enough to be used."""
+    stale, remark = None, ""
     for place in _winners(kind, ba.op.registered_name(), ba.key):
         changed = environment.stale_parts(place.found.environment)
-        if (stale is not None and changed) or (config := _decoded(ba, place)) is None:
+        fresh = environment.is_fresh(place.found.environment)
+        if not fresh and options.freshness.value == "strict":
+            remark = remark or f"; {place.name} is not used: freshness is strict, and {'; '.join(changed)}"
+            continue
+        if (stale is not None and not fresh) or (config := _decoded(ba, place)) is None:
             continue
         detail = place.name + (f", measured with {'; '.join(changed)}" if changed else "")
         choice = ConfigChoice(config, "exact", detail, 1.0)
-        if not changed:
-            return choice
+        if fresh:
+            return choice, ""
         stale = choice
-    return stale
+    return stale, remark
 
 
 def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
@@ -171,20 +176,24 @@ def _tuned(ba: BoundArguments) -> ConfigChoice | None:
 def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
     if ba.op.config_cls is NullConfig:
         return ConfigChoice(ba.default_config, "heuristic", "nothing to tune", 1.0)
-    if (choice := _exact(ba, kind)) is not None:
-        return choice
+    choice, remark = _exact(ba, kind)
+    return _without_exact(ba, kind, remark) if choice is None else choice
+
+
+def _without_exact(ba: BoundArguments, kind: str, remark: str) -> ConfigChoice:
+    """Goes on down the ladder; `remark` says which measurements are there and not used."""
     fallback = options.autotuning_cache_miss_fallback.value
     if options.replay.value or fallback == "error":
         raise errors.CacheMissError(
             f"a measured config must exist for {ba!r} on {kind}, since tokamax.config."
             f"{'replay is on' if options.replay.value else 'autotuning_cache_miss_fallback is error'}; measure it with "
-            f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache()"
+            f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache(){remark}"
         )
     choice, reason = _predicted(ba)
     if choice is not None and (kind, ba.key, choice.config) in _failed:
         choice, reason = None, "its choice could not be traced"
     if choice is not None:
-        return choice
+        return dataclasses.replace(choice, detail=choice.detail + remark)
     if options.cost_model.value == "required":
         raise errors.CacheMissError(
             f"a cost model must stand by a config for {ba!r} on {kind}, since tokamax.config.cost_model is required; "
@@ -192,7 +201,7 @@ def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
         )
     if fallback == "autotune" and (choice := _tuned(ba)) is not None and (kind, ba.key, choice.config) not in _failed:
         return choice
-    return ConfigChoice(ba.default_config, "heuristic", f"the op's default ({reason})")
+    return ConfigChoice(ba.default_config, "heuristic", f"the op's default ({reason}){remark}")
 
 
 def _log_once(ba: BoundArguments, kind: str, choice: ConfigChoice) -> None:

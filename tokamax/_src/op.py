@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import jax
@@ -218,6 +218,19 @@ class Op(Generic[_P, _T, _R, _C, _K]):
           rng: the source of randomness, seeded by the caller.
         """
         return {}
+
+    def _get_tolerance(self, ba: BoundArguments) -> float | Mapping[str, float] | None:
+        """Returns how far outputs may be from the reference: a share of its largest magnitude, or shares by dtype name.
+
+        None for what suits the dtype, see `tokamax._src.numerics.TOLERANCE`.
+        """
+        return None
+
+    _reference: ClassVar[Callable[..., Any] | None] = None
+    """A method `_reference(self, *args, **kwargs) -> out`: the op in its plainest form, of floats of at least 32 bits.
+
+    Tuning compares the outputs of configs with what it returns, or where there is none with those of the default.
+    """
 
     def feasible_configs(self, ba: BoundArguments) -> tuple[Any, ...]:
         """Returns the feasible configs of the space in a fixed order."""

@@ -152,7 +152,7 @@ class Winner:
         median = entry.median_ms(entry.best)
         if median is None:
             return None
-        kept = {name: entry.environment[name] for name in (*environment.TOOLCHAIN, "time") if name in entry.environment}
+        kept = {name: entry.environment[name] for name in (*environment.STRICT, "time") if name in entry.environment}
         return cls(serialization.encode_fields(entry.best), median, entry.median_ms(entry.default), kept)
 
 
@@ -220,7 +220,7 @@ class AutotuningResult:
         """What this result says at dispatch."""
         winners = {(e.device_kind, e.key): winner for e in self.entries if (winner := Winner.of(e)) is not None}
         said = [
-            [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.TOOLCHAIN}]
+            [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.STRICT}]
             for place, w in winners.items()
         ]
         content = [
