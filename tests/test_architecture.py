@@ -23,9 +23,12 @@ registry
 serialization
 environment
 files
+tables
 bound_arguments
 op
 capture
+xspace
+profiles
 timing
 numerics
 inputs

@@ -14,17 +14,16 @@ from typing import Any
 
 import jax
 
-from tokamax._src import capture, devices, dispatch, errors, options, registry, serialization
+from tokamax._src import capture, devices, dispatch, errors, options, profiles, registry
 from tokamax._src.autotuning import guide, session, store
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
-from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config, format_table
+from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runtime
 from tokamax._src.costmodel import dataset
 from tokamax._src.dispatch import warn
 from tokamax._src.op import NullConfig
-
-BOUND_ARGS_SCHEMA = "tokamax-bound-arguments"
+from tokamax._src.tables import format_table
 
 
 def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, ...]:
@@ -86,8 +85,7 @@ def bound_args_to_json(bound_args: Sequence[BoundArguments]) -> str:
     Raises:
       SerializationError: if an argument has no name that a file could carry, for example a lambda.
     """
-    data = {"schema": BOUND_ARGS_SCHEMA, "version": 1, "bound_args": [ba.to_json() for ba in bound_args]}
-    return serialization.dumps(data)
+    return profiles.bound_args_text([(ba.to_json(), ba.usage) for ba in bound_args])
 
 
 def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments, ...]:
@@ -97,13 +95,34 @@ def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments
       FormatError: if it is not what `bound_args_to_json` writes, or names an op that is not imported.
     """
     text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else None
-    data = serialization.loads(pathlib.Path(source).read_bytes() if text is None else text)
-    items = data.get("bound_args") if isinstance(data, dict) and data.get("schema") == BOUND_ARGS_SCHEMA else data
-    if not isinstance(items, list):
-        raise errors.FormatError(
-            f"the JSON must be bound arguments (schema {BOUND_ARGS_SCHEMA!r}), got {str(data)[:60]!r}"
-        )
-    return tuple(map(BoundArguments.from_json, items))
+    items = profiles.bound_args_items(pathlib.Path(source).read_bytes() if text is None else text)
+    return tuple(dataclasses.replace(BoundArguments.from_json(data), usage=usage) for data, usage in items)
+
+
+def bound_args_from_profile(*paths: str | os.PathLike[str]) -> tuple[BoundArguments, ...]:
+    """Returns the bound arguments of the op calls in profiles, each once, those that took most time first.
+
+    What each took stands in its `usage`. Calls that this process cannot understand are passed over, with one warning.
+
+    Args:
+      *paths: profiles that `jax.profiler` wrote (`.xplane.pb`, also with `.gz`), or folders with such files.
+
+    Raises:
+      FormatError: if a file is no profile, or if no op call is found.
+      MissingExtraError: if protobuf is not installed.
+    """
+    found: dict[BoundArguments, BoundArguments] = {}
+    reasons = []
+    for op in profiles.read([pathlib.Path(path) for path in paths]):
+        try:
+            ba = BoundArguments.from_json(op.data)
+        except errors.FormatError as error:
+            reasons.append(str(error))
+        else:
+            found.setdefault(ba, dataclasses.replace(ba, usage=op.usage))
+    if reasons:
+        warn(f"{len(reasons)} op calls of the profile are not understood here and passed over; the first: {reasons[0]}")
+    return tuple(found.values())
 
 
 def implementations(op: BoundArguments) -> tuple[BoundArguments, ...]:

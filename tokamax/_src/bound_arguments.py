@@ -98,6 +98,22 @@ def is_leaf(value: Any) -> bool:
     return isinstance(value, shapes.ArraySpec)
 
 
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What a call took in a profile.
+
+    Attributes:
+      runs: how often it ran.
+      time_ms: for how long in all.
+    """
+
+    runs: int
+    time_ms: float
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.runs + other.runs, self.time_ms + other.time_ms)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundArguments:
     """An op and the arguments of one call, in canonical form.
@@ -109,11 +125,13 @@ class BoundArguments:
       op: the op.
       arguments: name -> value, with defaults applied; arrays may be real or abstract.
       return_residuals: whether the call also wants the residuals of the backward pass; no part of the key.
+      usage: what it took in the profile that it was read from, if that is known; no part of the key.
     """
 
     op: Any
     arguments: Mapping[str, Any]
     return_residuals: bool = False
+    usage: Usage | None = None
 
     @functools.cached_property
     def abstract(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tokamax._src.bound_arguments import BoundArguments, get_runtime
 from tokamax._src.costmodel import dataset
 from tokamax._src.costmodel import model as model_lib
 from tokamax._src.files import write_atomically
+from tokamax._src.tables import format_table
 
 SCHEMA = "tokamax-autotuning-result"
 VERSION = 1
@@ -360,14 +361,6 @@ def describe_config(config: Any) -> str:
     if not dataclasses.is_dataclass(config):
         return repr(config)
     return ", ".join(f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config)) or "-"
-
-
-def format_table(rows: Iterable[Iterable[str]]) -> str:
-    """Aligns rows of text in columns; the first row is the header."""
-    rows = [tuple(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
 def parse_entries(items: Iterable[Any]) -> tuple[list[Entry], list[Any]]:

@@ -62,7 +62,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _suggest(args: argparse.Namespace) -> int:
     import tokamax
     from tokamax._src import suggest
-    from tokamax._src.autotuning.result import format_table
+    from tokamax._src.tables import format_table
 
     if args.among is None:
         print("tokamax train: --suggest needs --among, a file of the bound arguments to choose from", file=sys.stderr)
@@ -128,7 +128,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _predict(args: argparse.Namespace) -> int:
     import tokamax
     from tokamax._src import dispatch
-    from tokamax._src.autotuning.result import describe_config, format_table
+    from tokamax._src.autotuning.result import describe_config
+    from tokamax._src.tables import format_table
 
     found = []
     for ba in tokamax.autotuning.bound_args_from_json(args.bound_args):

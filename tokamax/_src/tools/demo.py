@@ -17,8 +17,9 @@ import numpy as np
 
 import tokamax
 from tokamax._src import devices, numerics
-from tokamax._src.autotuning.result import describe_config, format_table
+from tokamax._src.autotuning.result import describe_config
 from tokamax._src.inputs import example_inputs
+from tokamax._src.tables import format_table
 
 Say = Callable[[str], None]
 
