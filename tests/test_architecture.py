@@ -25,6 +25,7 @@ environment
 files
 tables
 bound_arguments
+notation
 op
 capture
 xspace
@@ -47,19 +48,25 @@ costmodel/model
 costmodel/rivals
 costmodel/evaluate
 autotuning/guide
+autotuning/summary
 autotuning/result
 autotuning/store
+autotuning/housekeeping
 autotuning/session
 training
 dispatch
 suggest
+explanation
 ops/*
 ops/*/base
 ops/*/*
 ops/*/api
 api
+tools/common
+tools/targets
 tools/*
 tools/cli
+tools/xplane_to_bound_args
 """.split()
 
 # Kernels never learn who chose their config: dispatch, stores and models are closed to them.

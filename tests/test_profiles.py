@@ -101,7 +101,7 @@ def test_a_trace_without_events_of_programs_still_names_their_ops(tmp_path):
     assert [op.usage for op in profiles.read([write(tmp_path, space)])] == [None]
 
 
-@pytest.mark.parametrize("text", ["{", '"', "a/b", "\\", "ü{\n}", "x\"}]}'", "tokamax:{}", "a;b"])
+@pytest.mark.parametrize("text", ["{", '"', "a/b", "\\", "ü{\n}", "x\"}]}'", "tokamax:{}", "a;b", "a@b", "x" * 5000])
 def test_strings_survive_compilation(text, tmp_path):
     class Named(Toy):
         name = "named_for_profiles"

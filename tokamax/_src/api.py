@@ -1,6 +1,5 @@
 """The public functions: find ops, tune them, say what runs."""
 
-import collections
 import contextlib
 import dataclasses
 import difflib
@@ -14,7 +13,7 @@ from typing import Any
 
 import jax
 
-from tokamax._src import capture, devices, dispatch, errors, options, profiles, registry
+from tokamax._src import capture, devices, dispatch, errors, explanation, options, profiles, registry
 from tokamax._src.autotuning import guide, session, store
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
@@ -23,7 +22,7 @@ from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runti
 from tokamax._src.costmodel import dataset
 from tokamax._src.dispatch import warn
 from tokamax._src.op import NullConfig
-from tokamax._src.tables import format_table
+from tokamax._src.tables import Report
 
 
 def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, ...]:
@@ -409,49 +408,7 @@ class _Progress:
             self._bar.set_postfix_str(f"best {event.best_ms:.3g} ms")
 
 
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What `explain` found: per op call, the config it runs with and where that came from.
-
-    Attributes:
-      rows: pairs of bound arguments and the choice, or the error that dispatch would raise.
-      device_kind: the device.
-    """
-
-    rows: tuple[tuple[BoundArguments, ConfigChoice | errors.TokamaxError], ...]
-    device_kind: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, one item per op call."""
-        items = []
-        for ba, choice in self.rows:
-            item: dict[str, Any] = {"op": ba.op.registered_name(), "arguments": repr(ba)}
-            if isinstance(choice, ConfigChoice):
-                slowdown = choice.expected_slowdown
-                item |= {"config": describe_config(choice.config), "source": choice.source, "detail": choice.detail}
-                item |= {"expected_slowdown": slowdown}
-            else:
-                item |= {"error": str(choice)}
-            items.append(item)
-        return {"device_kind": self.device_kind, "ops": items}
-
-    def __str__(self) -> str:
-        table = [("op", "arguments", "config", "source", "expected loss", "detail")]
-        for ba, choice in self.rows:
-            name, _, arguments = repr(ba).partition("(")
-            if isinstance(choice, ConfigChoice):
-                loss = "-" if choice.expected_slowdown is None else f"{100 * (choice.expected_slowdown - 1):.1f} %"
-                table.append((name, arguments[:-1], describe_config(choice.config), choice.source, loss, choice.detail))
-            else:
-                table.append((name, arguments[:-1], "-", "error", "-", str(choice)))
-        counts = collections.Counter(c.source if isinstance(c, ConfigChoice) else "error" for _, c in self.rows)
-        total = ", ".join(f"{n} {source}" for source, n in sorted(counts.items())) or "no op calls"
-        return f"{format_table(table)}\n{total} on {self.device_kind}"
-
-    __repr__ = __str__
-
-
-def explain(f: Any, *args: Any, **kwargs: Any) -> Explanation:
+def explain(f: Any, *args: Any, **kwargs: Any) -> explanation.Explanation:
     """Says for every op call of a program which config it would run with here and now, and why.
 
     Args:
@@ -465,17 +422,11 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Explanation:
     else:
         with options.autotuning_cache_miss_fallback("heuristics"), options.replay(False):
             targets = get_bound_args(f, *args, **kwargs)
-    rows: list[tuple[BoundArguments, ConfigChoice | errors.TokamaxError]] = []
-    for ba in targets:
-        try:
-            rows.append((ba, ba.choose_config()))
-        except errors.CacheMissError as error:
-            rows.append((ba, error))
-    return Explanation(tuple(rows), devices.device_kind())
+    return explanation.explain(targets)
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class CheckReport(Report):
     """What `check` found: per op call, the config it runs with and whether that compiles.
 
     Attributes:
@@ -491,16 +442,29 @@ class CheckReport:
         """Whether every chosen config compiles."""
         return all(reason is None for _, _, reason in self.rows)
 
-    def __str__(self) -> str:
-        table = [("op", "arguments", "config", "source", "compiles")]
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, one item per op call."""
+        items = []
+        for ba, choice, reason in self.rows:
+            item = {"op": ba.op.registered_name(), "arguments": repr(ba), "error": reason}
+            if choice is not None:
+                item |= {"config": describe_config(choice.config), "source": choice.source}
+            items.append(item)
+        return {"device_kind": self.device_kind, "ok": self.ok, "ops": items}
+
+    def table(self) -> list[tuple[str, ...]]:
+        """See `Report`."""
+        rows = [("op", "arguments", "config", "source", "compiles")]
         for ba, choice, reason in self.rows:
             name, _, arguments = repr(ba).partition("(")
             config, source = ("-", "error") if choice is None else (describe_config(choice.config), choice.source)
-            table.append((name, arguments[:-1], config, source, reason or "yes"))
-        failed = sum(reason is not None for _, _, reason in self.rows)
-        return f"{format_table(table)}\n{len(self.rows) - failed} of {len(self.rows)} compile on {self.device_kind}"
+            rows.append((name, arguments[:-1], config, source, reason or "yes"))
+        return rows
 
-    __repr__ = __str__
+    def total(self) -> str:
+        """See `Report`."""
+        failed = sum(reason is not None for _, _, reason in self.rows)
+        return f"{len(self.rows) - failed} of {len(self.rows)} compile on {self.device_kind}"
 
 
 def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:

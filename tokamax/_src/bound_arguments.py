@@ -30,12 +30,16 @@ class ConfigChoice:
       source: the rung of the ladder that gave it: `pinned`, `exact`, `model`, `tuned`, `estimate`, `heuristic`.
       detail: where it came from, in words.
       expected_slowdown: predicted time over the best time of this shape; 1.0 for measured winners, None if unknown.
+      spread: how much the members of the model differ about log(expected_slowdown); None where no model chose.
+      nearest: the nearest shape that a model was trained on, in words; None where no model was asked.
     """
 
     config: Any
     source: str
     detail: str = ""
     expected_slowdown: float | None = None
+    spread: float | None = None
+    nearest: str | None = None
 
 
 class Runtime(Protocol):
@@ -160,6 +164,14 @@ class BoundArguments:
     def key(self) -> str:
         """The text that stands for op, op fields and arguments in every process; the device kind goes beside it."""
         return serialization.dumps(self.to_json(local=True))
+
+    @property
+    def scope(self) -> str:
+        """The name of the scope that marks the operations of this call in a program.
+
+        XLA cuts an operation's name at `@`, so that one is written as JSON may write any character.
+        """
+        return SCOPE_PREFIX + self.key.replace("@", "\\u0040")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BoundArguments) and self.key == other.key

@@ -139,14 +139,11 @@ def _calls(op_name: bytes) -> tuple[tuple[str, str], ...]:
     """Returns (key, what follows it) of the op calls in an instruction's name, outermost first."""
     if _MARK not in op_name:
         return ()
-    text = op_name.decode("utf-8", "replace")
-    keys = {key for data in capture.scopes(text) if isinstance(data, dict) and "op" in data for key in [_key(data)]}
-    rest = {key: text.partition(SCOPE_PREFIX + key)[2] for key in keys}
-    return tuple(sorted(rest.items(), key=lambda item: -len(item[1])))
-
-
-def _key(data: Any) -> str:
-    return serialization.dumps(data)
+    found: dict[str, str] = {}
+    for data, rest in capture.scopes(op_name.decode("utf-8", "replace")):
+        if isinstance(data, dict) and "op" in data:
+            found.setdefault(serialization.dumps(data), rest)
+    return tuple(found.items())
 
 
 @dataclasses.dataclass(frozen=True)
