@@ -93,6 +93,8 @@ def test_the_command_that_measures_bound_arguments_names_them(ba):
     assert read_back(notation.tune_command(ba)) == (ba,)
 
 
-def test_what_a_command_cannot_say_has_none():
+def test_what_a_command_cannot_say_has_none(monkeypatch):
     assert notation.tune_command(Toy(flavour="b").bind(*arrays())) is None
     assert notation.tune_command(Toy.bind(*arrays(), activation=lambda x: x)) is None
+    monkeypatch.setattr(Own, "__module__", "__main__")
+    assert notation.tune_command(Own.bind(*arrays())) is None

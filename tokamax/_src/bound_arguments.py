@@ -17,6 +17,8 @@ from tokamax._src import errors, registry, serialization, shapes
 SCOPE_PREFIX = "tokamax:"
 """In a lowered program, a scope of this prefix and a key marks the operations of one op call."""
 
+_IN_SCOPES = {ord(c): f"\\u{ord(c):04x}" for c in "@/;"}
+
 HIDDEN_FIELDS = ("config", "vjp")
 """Fields of an op that say how it runs, not what it computes: no part of its key."""
 
@@ -107,7 +109,7 @@ class Usage:
     """What a call took in a profile.
 
     Attributes:
-      runs: how often it ran.
+      runs: about how often it ran.
       time_ms: for how long in all.
     """
 
@@ -169,9 +171,10 @@ class BoundArguments:
     def scope(self) -> str:
         """The name of the scope that marks the operations of this call in a program.
 
-        XLA cuts an operation's name at `@`, so that one is written as JSON may write any character.
+        XLA cuts the name of an operation at `@`, and where it merges operations, it joins their names by `;` and drops
+        the folders (up to a `/`) that they share. JSON may write any character of a text by its number.
         """
-        return SCOPE_PREFIX + self.key.replace("@", "\\u0040")
+        return SCOPE_PREFIX + self.key.translate(_IN_SCOPES)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BoundArguments) and self.key == other.key

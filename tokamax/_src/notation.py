@@ -74,6 +74,8 @@ def tune_command(ba: BoundArguments) -> str | None:
     ):
         return None
     module, parts = type(ba.op).__module__, ["tokamax", "tune", ba.op.registered_name()]
+    if module == "__main__":
+        return None
     if not module.startswith("tokamax."):
         parts += ["--import", module]
     for name, parameter in ba.op.signature.parameters.items():

@@ -8,7 +8,7 @@ modules; what they took is read from the events of their instructions:
   most of what was fused comes from. Where the module is not at hand, names in the event's own statistics decide.
 - The time of a call is that during which any of its events runs, so that neither a loop and its body nor two threads
   count twice. Of several devices, that which spent most on it counts.
-- The number of runs is told by how often its instructions ran, those of its own loops left aside.
+- The number of runs is estimated from how often its instructions ran, those of its own loops left aside.
 """
 
 import collections
@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,8 @@ BOUND_ARGS_SCHEMA = "tokamax-bound-arguments"
 _SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
 _LOOPS = ("while/body", "while/cond")
 _MARK = SCOPE_PREFIX.encode()
+_MERGED = "merged"
+"""The place of instructions that XLA made of several, with their names joined by `;`: they say little of a call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,16 +135,26 @@ def _added(left: Usage | None, right: Usage | None) -> Usage | None:
     return (left + right) if left and right else (left or right)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Part of an op call, by the name of an instruction: the call's key, and what stands before and after it."""
+
+    key: str
+    before: str
+    after: str
+
+
 @functools.lru_cache(maxsize=65536)
-def _calls(op_name: bytes) -> tuple[tuple[str, str], ...]:
-    """Returns (key, what follows it) of the op calls in an instruction's name, outermost first."""
+def _parts(op_name: bytes) -> tuple[_Part, ...]:
+    """Returns the op calls that an instruction is part of, by its name, outermost first, each once."""
     if _MARK not in op_name:
         return ()
-    found: dict[str, str] = {}
-    for data, rest in capture.scopes(op_name.decode("utf-8", "replace")):
+    found: dict[str, _Part] = {}
+    for data, before, after in capture.scopes(op_name.decode("utf-8", "replace")):
         if isinstance(data, dict) and "op" in data:
-            found.setdefault(serialization.dumps(data), rest)
-    return tuple(found.items())
+            key = serialization.dumps(data)
+            found.setdefault(key, _Part(key, before, after))
+    return tuple(found.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,21 +162,21 @@ class _Module:
     """A compiled module: the op calls in it, and those that each instruction belongs to."""
 
     keys: tuple[str, ...]
-    instructions: Mapping[bytes, tuple[tuple[str, str], ...]]
+    instructions: Mapping[bytes, tuple[_Part, ...]]
 
     @classmethod
     def of(cls, module: Any) -> "_Module":
         bodies = {c.id: c.instructions for c in module.computations}
 
-        def calls(instruction: Any) -> tuple[tuple[str, str], ...]:
-            if (own := _calls(instruction.metadata.op_name)) or instruction.opcode != b"fusion":
+        def parts(instruction: Any) -> tuple[_Part, ...]:
+            if (own := _parts(instruction.metadata.op_name)) or instruction.opcode != b"fusion":
                 return own
             inside = [i for body in instruction.called_computation_ids for i in bodies.get(body, ())]
-            count = collections.Counter(found for i in inside if (found := calls(i)))
+            count = collections.Counter(found for i in inside if (found := parts(i)))
             return count.most_common(1)[0][0] if count else ()
 
-        found = {i.name: calls(i) for body in bodies.values() for i in body}
-        every = (key for body in bodies.values() for i in body for key, _ in _calls(i.metadata.op_name))
+        found = {i.name: parts(i) for body in bodies.values() for i in body}
+        every = (part.key for body in bodies.values() for i in body for part in _parts(i.metadata.op_name))
         return cls(tuple(dict.fromkeys(every)), found)
 
 
@@ -235,7 +246,7 @@ class _Trace:
     Attributes:
       ran: `id` of the modules that have any.
       spans: key of an op call -> (start, end) of its events in ps.
-      counts: key of an op call -> program -> what follows the call in the names of instructions -> events.
+      counts: key of an op call -> program and place in it -> what follows the call in an instruction's name -> events.
     """
 
     ran: set[int]
@@ -261,32 +272,36 @@ class _Trace:
     ) -> None:
         program = _program(stats)
         module = modules.get(program) or modules.get(stats.get(b"hlo_module"))
-        calls: tuple[tuple[str, str], ...] = ()
+        parts: tuple[_Part, ...] = ()
         if module is not None:
             self.ran.add(id(module))
-            calls = module.instructions.get(stats.get(b"hlo_op") or metadata.display_name or metadata.name, ())
-        if not calls:
-            calls = next((c for v in stats.values() if isinstance(v, bytes) and (c := _calls(v))), ())
-        for key, rest in calls:
-            self.spans[key].append(span)
-            self.counts[key].setdefault(program, collections.Counter())[rest] += 1
+            parts = module.instructions.get(stats.get(b"hlo_op") or metadata.display_name or metadata.name, ())
+        if not parts:
+            parts = next((p for v in stats.values() if isinstance(v, bytes) and (p := _parts(v))), ())
+        for part in parts:
+            self.spans[part.key].append(span)
+            place = _MERGED if ";" in part.before + part.after else (program, part.before)
+            self.counts[part.key].setdefault(place, collections.Counter())[part.after] += 1
 
     def usages(self) -> dict[str, Usage]:
         """Returns what each op call took."""
-        return {
-            key: Usage(sum(map(_runs, self.counts[key].values())), _covered_ps(spans) / 1e9)
-            for key, spans in self.spans.items()
-        }
+        usages = {}
+        for key, spans in self.spans.items():
+            places = self.counts[key]
+            counts = [count for place, count in places.items() if place != _MERGED or len(places) == 1]
+            usages[key] = Usage(sum(map(_runs, counts)), _covered_ps(spans) / 1e9)
+        return usages
 
 
 def _runs(counts: Mapping[str, int]) -> int:
-    """Returns how often a call ran, from how often the instructions of each name in it did.
+    """Returns how often the calls at one place of a program ran, from how often the instructions of each name did.
 
-    A name that stands for several instructions of a call counts too often, and what was moved out of a loop or fused
-    with the caller too seldom; so the median is taken, the lower one, since the first is the more frequent.
+    A name that stands for several instructions of a call counts too often, and what was moved out of a loop, shared by
+    calls or fused with the caller too seldom. The second is the rarer, so the lower quartile is taken.
     """
-    outside = [n for rest, n in counts.items() if not any(loop in rest for loop in _LOOPS)]
-    return statistics.median_low(outside or counts.values())
+    outside = [n for after, n in counts.items() if not any(loop in after for loop in _LOOPS)]
+    often = sorted(outside or counts.values())
+    return often[len(often) // 4]
 
 
 def _covered_ps(spans: Sequence[tuple[int, int]]) -> int:
