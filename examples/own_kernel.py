@@ -1,6 +1,6 @@
 """An op of your own: a running sum along rows, by matrix products over blocks.
 
-    python examples/own_kernel.py
+python examples/own_kernel.py
 """
 
 import argparse

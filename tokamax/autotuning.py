@@ -1,6 +1,7 @@
 """Bound arguments, results, caches and the decision rule: `tokamax.autotuning`."""
 
 from tokamax._src.api import bound_args_from_json as bound_args_from_json
+from tokamax._src.api import bound_args_from_json as bound_args_from_json_file
 from tokamax._src.api import bound_args_from_profile as bound_args_from_profile
 from tokamax._src.api import bound_args_to_json as bound_args_to_json
 from tokamax._src.api import get_bound_args as get_bound_args
@@ -28,6 +29,7 @@ __all__ = [
     "Failure",
     "Usage",
     "bound_args_from_json",
+    "bound_args_from_json_file",
     "bound_args_from_profile",
     "bound_args_to_json",
     "fastest",
