@@ -114,7 +114,7 @@ def test_an_op_that_cannot_be_tuned_is_an_error_entry():
     assert "no space today" in result.entries[0].error and result.entries[0].best is None
     assert result.entries[1].best == ToyConfig(8, True)
     with result:
-        assert "no space today" in result.summary()
+        assert "no space today" in str(result.summary())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from tokamax._src import errors, registry, serialization, shapes
-from tokamax._src.bound_arguments import SCOPE_PREFIX, BoundArguments, config_order, get_runtime
+from tokamax._src.bound_arguments import BoundArguments, config_order, get_runtime
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -350,7 +350,7 @@ def _batched_kernel(call: _Call, axes: Axes, *arrays: Any) -> Any:
         for size, batched in reversed(axes):
             in_axes = tuple(0 if b else None for b in batched)
             run = jax.vmap(run, in_axes=in_axes, axis_size=size)
-        with jax.named_scope(SCOPE_PREFIX + ba.key):
+        with jax.named_scope(ba.scope):
             return run(*arrays)
 
     @kernel.def_vmap
@@ -373,7 +373,7 @@ def _plain_kernel(call: _Call, axes: Axes, *arrays: Any) -> Any:
         for i, array in enumerate(arrays)
     ]
     ba = call.bound(specs, axes)
-    with jax.named_scope(SCOPE_PREFIX + ba.key):
+    with jax.named_scope(ba.scope):
         return call.run(ba, arrays)
 
 
