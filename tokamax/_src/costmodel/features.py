@@ -356,7 +356,7 @@ class FeatureSpec:
                 out[f"align({name})"] = math.nan if value is None else _alignment(int(value))
         for name in self.own_categories:
             out[f"is({name})"] = self._code(name, scalars)
-        # What hangs on two flags at once, say tf32 with one layout, is otherwise hidden behind splits that gain nothing.
+        # What hangs on two flags at once (tf32 with one layout, say) hides behind splits that alone gain nothing.
         for a, b in itertools.combinations(self.own_categories[:_MAX_PAIRED_CATEGORIES], 2):
             out[f"is({a}, {b})"] = self._code(a, scalars) * len(self.categories[b]) + self._code(b, scalars)
         own = [scalars.get(n) for n in self.own_numbers if n.endswith("]")]
