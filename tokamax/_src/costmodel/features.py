@@ -289,6 +289,11 @@ class FeatureSpec:
                 return f"{name} is absent, in training it was always present"
         return None
 
+    def kin(self, scalars: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns described arguments with each category value that was never seen replaced by one that was."""
+        unseen = {n: seen for n, seen in self.categories.items() if n in scalars and str(scalars[n]) not in seen}
+        return {**scalars, **{name: seen[-1] for name, seen in unseen.items()}}
+
     def known(self, configs: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Returns which configs have the training configs' fields and values in their range, `[configs]`."""
         return np.array(
