@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import os
-import time
 
 import jax
 import jax.numpy as jnp
@@ -11,72 +9,13 @@ import numpy as np
 import pytest
 
 import tokamax
+from gated import TIMER, LooseMean, Mean, Way
 from tokamax._src import devices, errors
 from tokamax._src.autotuning import isolation
 from tokamax.autotuning import Failure
 from toy import TableTimer
 
 X = jax.ShapeDtypeStruct((4, 64), jnp.float32)
-
-
-def by_way(config, ba):
-    return {"half": 3.0, "plain": 2.0}.get(config.way, 1.0)
-
-
-TIMER = TableTimer(by_way)
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    way: str = "plain"
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean(tokamax.Op):
-    """The mean of rows. `plain` is right; `half` adds up in 16 bits; `zeros` is wrong; `bf16` returns another dtype."""
-
-    config_cls = Way
-    name = "test_gate_mean"
-    ways: tuple[str, ...] = ("plain", "zeros")
-    default: str = "plain"
-    broken: str = ""
-
-    def _fwd(self, x, *, return_residuals, config):
-        if config.way == "zeros":
-            return jnp.zeros_like(x[:, 0]), None
-        if config.way == "half":
-            return x.astype(jnp.float16).mean(1, dtype=jnp.float16).astype(x.dtype), None
-        if config.way == "off":
-            return x.mean(1) * 1.01, None
-        if config.way == "bf16":
-            return x.mean(1).astype(jnp.bfloat16), None
-        return x.mean(1), None
-
-    def _reference(self, x):
-        if self.broken == "raises":
-            raise ZeroDivisionError("no reference")
-        if self.broken == "hangs":
-            jax.pure_callback(lambda x: (time.sleep(3600), x)[1], jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-            return jax.pure_callback(lambda x: (time.sleep(30), x[:, 0])[1], jax.ShapeDtypeStruct((4,), x.dtype), x)
-        if self.broken == "exits":
-            os._exit(3)
-        if self.broken == "wrong":
-            return x.mean(1) + 1
-        return x.mean(1)
-
-    def _get_autotuning_configs(self, ba):
-        return set(map(Way, self.ways))
-
-    def _get_heuristics_config(self, ba):
-        return Way(self.default)
-
-
-@dataclasses.dataclass(frozen=True)
-class LooseMean(Mean):
-    name = "test_gate_loose_mean"
-
-    def _get_tolerance(self, ba):
-        return {"float32": 0.1}
 
 
 def tune(op, x=X, **options):
