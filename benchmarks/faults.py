@@ -147,7 +147,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TOKAMAX_CACHE_DIR"] = cache
         from faulty import FAULTS
-        from tokamax._src.autotuning.result import format_table
+        from tokamax._src.tables import format_table
 
         rows = [survive(fault, args.limit) for fault in FAULTS]
         print(format_table([("fault", "survived", "lost", "recorded as", "over the limit"), *rows]), flush=True)

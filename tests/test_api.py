@@ -1,9 +1,11 @@
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 import time
 import warnings
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +114,7 @@ def test_an_op_that_cannot_be_tuned_is_an_error_entry():
     assert "no space today" in result.entries[0].error and result.entries[0].best is None
     assert result.entries[1].best == ToyConfig(8, True)
     with result:
-        assert "no space today" in result.summary()
+        assert "no space today" in str(result.summary())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,3 +362,73 @@ def test_check_reports_what_does_not_compile():
     report = tokamax.check([Picky.bind(*arrays()), Toy.bind(*arrays())])
     assert not report.ok
     assert "ValueError: block must not be 1" in str(report) and "1 of 2 compile" in str(report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Growing(Toy):
+    """A toy whose space can grow, and whose configs can all fail."""
+
+    name = "test_api_growing"
+    space: ClassVar[set[ToyConfig]] = set()
+    failing: ClassVar[set[ToyConfig]] = set()
+
+    def _fwd(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+        if config in self.failing:
+            raise ValueError("as it was told")
+        return x @ w, None
+
+    def _get_autotuning_configs(self, ba):
+        return self.space
+
+    def _get_heuristics_config(self, ba):
+        return ToyConfig(1)
+
+
+def test_a_config_added_to_the_space_is_measured_with_the_default_and_the_winner_alone(monkeypatch):
+    ba = lambda: Growing().bind(*arrays())
+    monkeypatch.setattr(Growing, "space", {ToyConfig(b) for b in (1, 2, 4)})
+    (first,) = tune(ba()).entries
+    monkeypatch.setattr(Growing, "space", {ToyConfig(b) for b in (1, 2, 4, 8)})
+    (second,) = tune(ba()).entries
+    assert set(second.outcomes) == {ToyConfig(1), ToyConfig(4), ToyConfig(8)} and second.best == ToyConfig(8)
+    assert second.environment["extends"] == first.environment["time"]
+    (third,) = tune(ba()).entries
+    assert third.to_json() == second.to_json()
+    assert len(tune(ba(), ignore_cache=True).entries[0].outcomes) == 4
+
+
+def test_a_space_is_measured_again_if_its_winner_is_gone_or_fails_now(monkeypatch):
+    ba = lambda: Growing().bind(*arrays())
+    monkeypatch.setattr(Growing, "space", {ToyConfig(b) for b in (1, 2, 4)})
+    tune(ba())
+    monkeypatch.setattr(Growing, "space", {ToyConfig(b) for b in (1, 2, 8)})
+    assert set(tune(ba()).entries[0].outcomes) == Growing.space
+    monkeypatch.setattr(Growing, "space", {ToyConfig(b) for b in (1, 2, 3, 8)})
+
+    def fails(config, ba):
+        return math.nan if config == ToyConfig(8) else by_block(config, ba)
+
+    (entry,) = tokamax.autotune(ba(), timer=TableTimer(fails), progress_bar=False).entries
+    assert set(entry.outcomes) == {ToyConfig(1), ToyConfig(3), ToyConfig(8)}
+    assert ToyConfig(2) in tune(ba()).entries[0].outcomes
+
+
+def test_a_shape_of_which_every_config_failed_is_remembered_and_not_tried_again(monkeypatch):
+    monkeypatch.setattr(Growing, "space", {ToyConfig(1), ToyConfig(2)})
+    monkeypatch.setattr(Growing, "failing", {ToyConfig(1), ToyConfig(2), ToyConfig(4)})
+    (first,) = tune(Growing().bind(*arrays())).entries
+    assert first.best is None and len(first.outcomes) == 2
+    monkeypatch.setattr(Growing, "failing", set())
+    (again,) = tune(Growing().bind(*arrays())).entries
+    assert again.to_json() == first.to_json()
+    monkeypatch.setattr(Growing, "space", {ToyConfig(1), ToyConfig(2), ToyConfig(4)})
+    assert set(tune(Growing().bind(*arrays())).entries[0].outcomes) == {ToyConfig(1), ToyConfig(4)}
+    assert tune(Growing().bind(*arrays()), ignore_cache=True).entries[0].best is not None
+
+
+def test_a_space_that_raises_after_it_was_tuned_is_an_error_entry(monkeypatch):
+    monkeypatch.setattr(Growing, "space", {ToyConfig(1), ToyConfig(2)})
+    tune(Growing().bind(*arrays()))
+    monkeypatch.setattr(Growing, "_get_autotuning_configs", lambda self, ba: 1 / 0)
+    (entry,) = tune(Growing().bind(*arrays())).entries
+    assert "ZeroDivisionError" in entry.error

@@ -23,14 +23,19 @@ registry
 serialization
 environment
 files
+tables
 bound_arguments
+notation
 op
 capture
+xspace
+profiles
 timing
 numerics
 inputs
 benchmarking
 autotuning/outcome
+autotuning/gate
 autotuning/journal
 autotuning/isolation
 autotuning/search
@@ -44,19 +49,25 @@ costmodel/model
 costmodel/rivals
 costmodel/evaluate
 autotuning/guide
+autotuning/summary
 autotuning/result
 autotuning/store
+autotuning/housekeeping
 autotuning/session
 training
 dispatch
 suggest
+explanation
 ops/*
 ops/*/base
 ops/*/*
 ops/*/api
 api
+tools/common
+tools/targets
 tools/*
 tools/cli
+tools/xplane_to_bound_args
 """.split()
 
 # Kernels never learn who chose their config: dispatch, stores and models are closed to them.

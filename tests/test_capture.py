@@ -43,7 +43,9 @@ def test_keyword_and_static_arguments():
     assert found[0].arguments["scale"] == 3
 
 
-@pytest.mark.parametrize("text", ["{", '"', "a/b", "\\", "ü{\n}", "x\"}]}'", "tokamax:{}", "#loc1", "@f("])
+@pytest.mark.parametrize(
+    "text", ["{", '"', "a/b", "\\", "ü{\n}", "x\"}]}'", "tokamax:{}", "#loc1", "@f(", "a\\\\u0040@"]
+)
 def test_strings_survive(text):
     x, w = arrays()
 

@@ -1,6 +1,6 @@
 """The snippets of the design's first section, as a user types them.
 
-Its Pallas classes, `tokamax bound-args`, `tokamax report` and the profile tool do not exist yet: the README says so.
+Its Pallas classes and `tokamax report` do not exist yet: the README says so. The profile tool has tests of its own.
 """
 
 import jax

@@ -121,6 +121,25 @@ def test_an_entry_of_another_toolchain_is_used_last_and_says_so():
         assert ba().choose_config().config == ToyConfig(4)
 
 
+def test_freshness_says_whether_an_entry_of_another_toolchain_counts():
+    old = environment.describe() | {"jax": "0.1"}
+    with AutotuningResult((entry(best=ToyConfig(2), environment=old),)):
+        store.private().put([entry(best=ToyConfig(4))])
+        dispatch.forget()
+        assert ba().choose_config().config == ToyConfig(4)
+        with config.freshness("any"):
+            choice = ba().choose_config()
+            assert choice.config == ToyConfig(2) and "measured with jax 0.1 (now" in choice.detail
+        with config.freshness("strict"):
+            assert ba().choose_config().config == ToyConfig(4)
+            with config.private_cache(False):
+                choice = ba().choose_config()
+                assert choice.source == "heuristic"
+                assert "the active result is not used: freshness is strict, and jax 0.1 (now" in choice.detail
+                with config.replay(True), pytest.raises(errors.CacheMissError, match="freshness is strict"):
+                    ba().choose_config()
+
+
 @pytest.mark.parametrize("best", [{"blocks": 1}, {"block": 64}, {"block": "x"}, 3])
 def test_a_wrong_entry_is_a_miss_with_a_warning(best):
     winners = {ba().key: dataclasses.replace(store.Winner.of(entry()), config=best)}
@@ -192,7 +211,7 @@ def test_explain_counts_sources_and_gives_plain_data():
     x, w = arrays()
     with AutotuningResult((entry(),)):
         told = tokamax.explain(lambda x, w: Toy()(x, w) + Toy(flavour="b")(x, w), x, w)
-    assert "1 exact, 1 heuristic" in str(told) and "f32[8,4]" in str(told)
+    assert "1 exact (50 % of the calls), 1 heuristic (50 % of the calls)" in str(told) and "f32[8,4]" in str(told)
     items = told.to_dict()["ops"]
     assert [item["source"] for item in items] == ["exact", "heuristic"]
     assert items[0]["config"] == "block=2, fast=None"

@@ -6,6 +6,7 @@ import jax
 import jaxlib
 import pytest
 
+from tokamax import config
 from tokamax._src import devices, environment
 
 
@@ -40,6 +41,17 @@ def test_fresh_environment_has_no_stale_parts():
 def test_stale_part_says_then_and_now(part):
     now = environment.toolchain()[part][:40]
     assert environment.stale_parts(environment.describe() | {part: "0.0.1"}) == [f"{part} 0.0.1 (now {now})"]
+
+
+@pytest.mark.parametrize("part", ["tokamax", "system", "cores"])
+def test_strict_freshness_compares_more_and_any_nothing(part):
+    other = environment.describe() | {part: 0}
+    assert environment.is_fresh(other)
+    with config.freshness("strict"):
+        assert environment.stale_parts(other)[0].startswith(f"{part} 0 (now ") and not environment.is_fresh(other)
+        assert environment.is_fresh(environment.describe())
+    with config.freshness("any"):
+        assert environment.is_fresh({}) and len(environment.stale_parts({})) == len(environment.TOOLCHAIN)
 
 
 def test_records_without_a_toolchain_are_stale():

@@ -1,6 +1,8 @@
 """Bound arguments, results, caches and the decision rule: `tokamax.autotuning`."""
 
 from tokamax._src.api import bound_args_from_json as bound_args_from_json
+from tokamax._src.api import bound_args_from_json as bound_args_from_json_file
+from tokamax._src.api import bound_args_from_profile as bound_args_from_profile
 from tokamax._src.api import bound_args_to_json as bound_args_to_json
 from tokamax._src.api import get_bound_args as get_bound_args
 from tokamax._src.api import implementations as implementations
@@ -13,6 +15,7 @@ from tokamax._src.autotuning.store import library as library_cache
 from tokamax._src.autotuning.store import private as private_cache
 from tokamax._src.bound_arguments import BoundArguments as BoundArguments
 from tokamax._src.bound_arguments import ConfigChoice as ConfigChoice
+from tokamax._src.bound_arguments import Usage as Usage
 from tokamax._src.dispatch import forget as reload_caches
 from tokamax._src.registry import register as register_implementation
 from tokamax._src.registry import remember as register_value
@@ -24,7 +27,10 @@ __all__ = [
     "DirectoryStore",
     "Entry",
     "Failure",
+    "Usage",
     "bound_args_from_json",
+    "bound_args_from_json_file",
+    "bound_args_from_profile",
     "bound_args_to_json",
     "fastest",
     "get_bound_args",

@@ -20,11 +20,11 @@ import numpy as np
 
 import tokamax  # noqa: F401  (the ops that the sweeps name register themselves)
 from tokamax._src import devices
-from tokamax._src.autotuning.result import format_table
 from tokamax._src.costmodel import evaluate, features
 from tokamax._src.costmodel import model as model_lib
 from tokamax._src.costmodel.dataset import Problem
 from tokamax._src.costmodel.model import CostModel
+from tokamax._src.tables import format_table
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import replay

@@ -25,9 +25,9 @@ import tokamax  # noqa: F401  (the ops that the sweeps name register themselves)
 from tokamax._src import devices
 from tokamax._src import training as sweeps_lib
 from tokamax._src.autotuning import guide
-from tokamax._src.autotuning.result import format_table
 from tokamax._src.costmodel import features
 from tokamax._src.costmodel.dataset import Problem
+from tokamax._src.tables import format_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "training"))

@@ -5,11 +5,14 @@ import os
 import signal
 import threading
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from tokamax import BenchmarkData
 from tokamax._src.autotuning import autotuner
-from tokamax._src.autotuning.outcome import Failure
+from tokamax._src.autotuning.gate import Gate
+from tokamax._src.autotuning.outcome import Failure, fastest
 from tokamax._src.benchmarking import Compiled
 from tokamax._src.timing import RecordedTimer
 from toy import Toy, ToyConfig, arrays
@@ -66,8 +69,10 @@ class Tape:
         return [sample() if callable(sample) else sample]
 
 
-def tune(configs=CONFIGS, *, build=None, timer=None, default=DEFAULT, **options):
+def tune(configs=CONFIGS, *, build=None, timer=None, default=DEFAULT, check=None, **options):
     build, timer = build or Build(), timer or Tape()
+    if check is not None:
+        options["gate"] = Gate(check, default)
     return autotuner.tune(configs, default=default, build=build, timer=timer, **({"max_workers": 2} | options))
 
 
@@ -208,7 +213,7 @@ def test_failures_are_outcomes_and_the_others_go_on():
     )
     assert run.outcomes[ToyConfig(2)] == Failure("compile", "ValueError: too large")
     assert run.outcomes[ToyConfig(4)] == Failure("run", "MemoryError: no memory")
-    assert run.outcomes[ToyConfig(8)] == Failure("run", "RuntimeError: lost")
+    assert run.outcomes[ToyConfig(8)] == Failure("run", "RuntimeError: lost", (1.0,))
     assert list(measured(run)) == [DEFAULT] and not run.interrupted
 
 
@@ -291,7 +296,7 @@ def test_a_run_that_hangs_costs_only_itself(hang):
 
 def test_a_measurement_that_hangs_costs_only_itself(hang):
     run = tune(timer=Tape({ToyConfig(2): [1.0, hang]}), timeout_s=1.0)
-    assert run.outcomes[ToyConfig(2)] == Failure("timeout", "a run took more than 1 s")
+    assert run.outcomes[ToyConfig(2)] == Failure("timeout", "a run took more than 1 s", (1.0,))
     assert len(measured(run)) == 3
 
 
@@ -444,6 +449,9 @@ class Notes:
     def sampled(self, config, sample_ms):
         self.log.append(("sample", config, sample_ms))
 
+    def sampled_again(self, config, sample_ms):
+        self.log.append(("again", config, sample_ms))
+
     def failed(self, config, failure):
         self.log.append(("failed", config, failure))
 
@@ -472,7 +480,8 @@ def test_a_tuning_goes_on_from_its_journal():
         {ToyConfig(4): Failure("run", "died")},
     )
     run = tune(build=build, timer=timer, check=check, journal=notes, rounds=2)
-    assert build.order("build") == [DEFAULT, ToyConfig(8)] == build.order("run")
+    assert build.order("build") == [DEFAULT, ToyConfig(8)]
+    assert build.order("run") == [DEFAULT, DEFAULT, ToyConfig(8), ToyConfig(8)]
     assert run.outcomes[ToyConfig(2)] == BenchmarkData((50.0,), 9.0, 9.0, 9)
     assert run.outcomes[ToyConfig(4)] == Failure("run", "died")
     assert run.outcomes[ToyConfig(8)].samples_ms[:2] == (1.0, 1.05)
@@ -483,3 +492,35 @@ def test_stop_ends_a_run_that_hangs(hang):
     stop = threading.Event()
     run = tune(build=Build(run={ToyConfig(4): lambda: stop.set() or hang()}), stop=stop)
     assert run.interrupted and ToyConfig(4) not in run.outcomes
+
+
+TIMES_MS = {DEFAULT: 4.0, ToyConfig(2): 3.0, ToyConfig(4): 2.0, ToyConfig(8): 2.5}
+
+
+def glitching(config, number, glitch_ms):
+    """A timer of constant times, but for one sample of one config."""
+    timer = Tape({c: [ms] for c, ms in TIMES_MS.items()})
+    timer.samples[config] = [TIMES_MS[config]] * (number - 1) + [glitch_ms, TIMES_MS[config]]
+    return timer
+
+
+@hypothesis.given(
+    st.sampled_from(CONFIGS), st.integers(1, 6), st.floats(0, 0.1), st.integers(1, 3), st.permutations(CONFIGS)
+)
+def test_an_implausibly_fast_reading_is_taken_again_and_changes_nothing(config, number, glitch_ms, rounds, order):
+    """A first sample of 0 ms once made losers of all others, which then had no second one."""
+    clean = tune(order, timer=glitching(config, 99, glitch_ms), rounds=rounds)
+    assert tune(order, timer=glitching(config, number, glitch_ms), rounds=rounds).outcomes == clean.outcomes
+
+
+def test_a_config_that_is_far_faster_indeed_is_confirmed_and_wins():
+    timer, notes = Tape({ToyConfig(4): [0.05, 0.06, 0.05]}), Notes()
+    run = tune(timer=timer, rounds=2, journal=notes)
+    assert run.outcomes[ToyConfig(4)].samples_ms[:2] == (0.06, 0.05)
+    assert [e for e in notes.log if e[0] == "again"] == [("again", ToyConfig(4), 0.06)]
+    assert fastest(run.outcomes, DEFAULT) == ToyConfig(4)
+
+
+def test_a_reading_that_is_not_confirmed_since_the_config_fails_is_its_failure():
+    timer = Tape({ToyConfig(4): [0.0, raises(ValueError("no"))]})
+    assert tune(timer=timer).outcomes[ToyConfig(4)] == Failure("run", "ValueError: no", (0.0,))

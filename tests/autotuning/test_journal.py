@@ -52,6 +52,22 @@ def test_what_was_noted_is_read_again(open_journal):
     assert again.failures == {B: Failure("compile", "no")}
 
 
+def test_a_sample_that_was_taken_again_counts_in_place_of_the_last(open_journal):
+    journal = open_journal()
+    journal.sampled_again(A, 9.0)  # There is none yet; such a line makes no sense.
+    note(journal)
+    journal.sampled_again(A, 1.75)
+    journal.close()
+    assert open_journal().samples[A].samples_ms == (1.5, 1.75)
+
+
+def test_what_was_measured_of_a_config_that_failed_later_is_read_again(open_journal):
+    journal = open_journal()
+    journal.failed(A, Failure("run", "no", (1.5, 1.25)))
+    journal.close()
+    assert open_journal().failures == {A: Failure("run", "no", (1.5, 1.25))}
+
+
 @pytest.mark.parametrize("change", [{"about": {"key": "other"}}, {"resume": False}])
 def test_another_tuning_begins_anew(open_journal, change):
     journal = open_journal()

@@ -16,7 +16,7 @@ DEFAULT, OTHER = ToyConfig(1), ToyConfig(2)
 times = st.floats(1.0, 1e3)
 samples = st.lists(times, min_size=1, max_size=6).map(tuple)
 measurements = samples.map(BenchmarkData)
-failures = st.builds(Failure, st.sampled_from(outcome.STAGES), st.text(max_size=20))
+failures = st.builds(Failure, st.sampled_from(outcome.STAGES), st.text(max_size=20), st.just(()) | samples)
 tables = st.dictionaries(st.sampled_from(sorted(SPACE, key=str)), measurements | failures)
 
 
@@ -155,6 +155,8 @@ def test_json_needs_the_samples_alone():
         {"samples_ms": [1.0], "compile_ms": None},
         {"samples_ms": [1.0], "peak_memory_bytes": math.inf},
         {"failure": 3},
+        {"failure": "run", "measured_ms": 3},
+        {"failure": "run", "measured_ms": [-1.0]},
         {"failure": "bad luck"},
     ],
 )

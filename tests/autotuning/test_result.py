@@ -207,9 +207,12 @@ def test_device_kind_and_environment():
 
 def test_summary_has_a_line_per_entry():
     result = AutotuningResult((entry(), entry(4, best=None, outcomes={}, error="boom")))
-    head, rule, first, second = result.summary().splitlines()
+    head, rule, first, second, total = str(result.summary()).splitlines()
     assert "2.00x" in first and "block=2" in first and "f32[8,4]" in first
     assert "boom" in second
+    assert total == f"2 entries on {devices.device_kind()}, 2 configs measured, 1 failed (run 1), " + (
+        "speed-up 2.00x (geometric mean)"
+    )
 
 
 def test_fit_with_few_shapes_warns_and_goes_on():

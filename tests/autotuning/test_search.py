@@ -65,3 +65,28 @@ def test_slower_configs_get_fewer_rounds_but_two(a, b, rounds):
 )
 def test_affordable_rounds(ms, rounds, expected):
     assert search.affordable_rounds(ms, rounds, budget_ms=2000.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "doubtful"),
+    [
+        ({"a": [1.0], "b": [0.09], "c": [2.0]}, ["b"]),
+        ({"a": [1.0], "b": [0.11], "c": [2.0]}, []),
+        ({"a": [0.05], "b": [0.06], "c": [2.0]}, []),
+        ({"a": [1.0, 1.0, 0.3], "b": [1.0, 0.4, 0.4]}, ["a"]),
+        ({"a": [0.3, 1.0, 1.0]}, []),
+        ({"a": [1.0, 0.0], "b": [0.0]}, ["a", "b"]),
+        ({"a": [1e-9]}, []),
+        ({}, []),
+    ],
+)
+def test_implausible_samples(samples, doubtful):
+    assert search.implausible(samples) == doubtful
+
+
+@given(st.dictionaries(st.integers(0, 9), st.lists(st.floats(0, 1e3), min_size=1, max_size=4)))
+def test_implausible_does_not_depend_on_the_order_and_spares_most(samples):
+    found = search.implausible(samples)
+    assert found == search.implausible(dict(reversed(samples.items())))
+    firsts = [c for c in found if len(samples[c]) == 1 and samples[c][0] > 0]
+    assert len(firsts) <= 1

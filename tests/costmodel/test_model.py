@@ -91,6 +91,22 @@ def test_abstains_outside_of_its_domain(model, make_problem, change, reason):
     assert found.index == 3 and found.order[0] == 3 and np.isnan(found.slowdown).all()
 
 
+def test_a_new_dtype_falls_to_what_beat_the_default_nearby(model, make_problem):
+    p = make_problem(512, 512, 512, dtype="float16")
+    found = model.predict(p.arguments, p.configs, default=0)
+    assert "dtype is f16" in found.abstain and found.index == 0
+    assert found.fallback is not None and p.times_ms[found.fallback] < p.times_ms[0] / 1.02
+    best = int(np.nanargmin(p.times_ms))
+    assert model.predict(p.arguments, p.configs, default=best).fallback is None
+
+
+def test_a_new_dtype_and_something_else_new_falls_to_the_default(model, make_problem):
+    p = make_problem(512, 512, 512, dtype="float16")
+    for more in ({"other": 1}, make_problem(512, 2**16, 512, dtype="float16").arguments):
+        found = model.predict({**p.arguments, **more}, p.configs, default=0)
+        assert found.abstain is not None and found.fallback is None
+
+
 def test_abstains_where_the_config_space_has_changed(model, make_problem):
     p = make_problem(128, 64, 256)
     assert "config space has changed" in model.predict(p.arguments, [{"block_m": 16, "stages": 3}]).abstain

@@ -1,5 +1,7 @@
 """Replay of recorded tables: what the guide finds, by how few measurements."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -38,3 +40,12 @@ def test_public_matmul_table(replay, training_script):
     quality, _, share = replay.summary(problems, found)
     chance = replay.summary(problems, replay.at_random(problems, [n for _, n in found]))[0]
     assert quality > 0.93 > chance + 0.05 and share < 0.2
+
+
+@pytest.mark.parametrize(("shapes", "split"), [(8, "8 shape-grouped folds"), (30, "5 shape-grouped folds")])
+def test_a_table_is_judged_on_folds(training_script, replay, make_problems, facts, monkeypatch, shapes, split):
+    evaluate = training_script("evaluate")
+    monkeypatch.setitem(sys.modules, "replay", replay)
+    monkeypatch.setattr(replay, "tables", lambda names: [(names[0], make_problems(shapes), facts, None)])
+    (report,) = evaluate.judge_tables(["h100"])
+    assert report.split == split and {"model", "5 nearest"} <= report.scores.keys()

@@ -1,9 +1,9 @@
 """The public functions: find ops, tune them, say what runs."""
 
-import collections
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import pathlib
@@ -14,17 +14,16 @@ from typing import Any
 
 import jax
 
-from tokamax._src import capture, devices, dispatch, errors, options, registry, serialization
+from tokamax._src import capture, devices, dispatch, errors, explanation, options, profiles, registry
 from tokamax._src.autotuning import guide, session, store
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
-from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config, format_table
+from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runtime
 from tokamax._src.costmodel import dataset
 from tokamax._src.dispatch import warn
 from tokamax._src.op import NullConfig
-
-BOUND_ARGS_SCHEMA = "tokamax-bound-arguments"
+from tokamax._src.tables import Report
 
 
 def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, ...]:
@@ -86,8 +85,7 @@ def bound_args_to_json(bound_args: Sequence[BoundArguments]) -> str:
     Raises:
       SerializationError: if an argument has no name that a file could carry, for example a lambda.
     """
-    data = {"schema": BOUND_ARGS_SCHEMA, "version": 1, "bound_args": [ba.to_json() for ba in bound_args]}
-    return serialization.dumps(data)
+    return profiles.bound_args_text([(ba.to_json(), ba.usage) for ba in bound_args])
 
 
 def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments, ...]:
@@ -97,13 +95,34 @@ def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments
       FormatError: if it is not what `bound_args_to_json` writes, or names an op that is not imported.
     """
     text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else None
-    data = serialization.loads(pathlib.Path(source).read_bytes() if text is None else text)
-    items = data.get("bound_args") if isinstance(data, dict) and data.get("schema") == BOUND_ARGS_SCHEMA else data
-    if not isinstance(items, list):
-        raise errors.FormatError(
-            f"the JSON must be bound arguments (schema {BOUND_ARGS_SCHEMA!r}), got {str(data)[:60]!r}"
-        )
-    return tuple(map(BoundArguments.from_json, items))
+    items = profiles.bound_args_items(pathlib.Path(source).read_bytes() if text is None else text)
+    return tuple(dataclasses.replace(BoundArguments.from_json(data), usage=usage) for data, usage in items)
+
+
+def bound_args_from_profile(*paths: str | os.PathLike[str]) -> tuple[BoundArguments, ...]:
+    """Returns the bound arguments of the op calls in profiles, each once, those that took most time first.
+
+    What each took stands in its `usage`. Calls that this process cannot understand are passed over, with one warning.
+
+    Args:
+      *paths: profiles that `jax.profiler` wrote (`.xplane.pb`, also with `.gz`), or folders with such files.
+
+    Raises:
+      FormatError: if a file is no profile, or if no op call is found.
+      MissingExtraError: if protobuf is not installed.
+    """
+    found: dict[BoundArguments, BoundArguments] = {}
+    reasons = []
+    for op in profiles.read([pathlib.Path(path) for path in paths]):
+        try:
+            ba = BoundArguments.from_json(op.data)
+        except errors.FormatError as error:
+            reasons.append(str(error))
+        else:
+            found.setdefault(ba, dataclasses.replace(ba, usage=op.usage))
+    if reasons:
+        warn(f"{len(reasons)} op calls of the profile are not understood here and passed over; the first: {reasons[0]}")
+    return tuple(found.values())
 
 
 def implementations(op: BoundArguments) -> tuple[BoundArguments, ...]:
@@ -135,6 +154,7 @@ def autotune(
     rounds: int = 5,
     timer: Any = "wall_clock_min",
     check: bool = True,
+    tolerance: float | Mapping[str, float] | None = None,
     seed: int = 0,
     keep: bool = True,
     resume: bool = True,
@@ -165,7 +185,10 @@ def autotune(
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
       timer: a timer, or the name of one; see `tokamax.benchmarking.get_timer`.
-      check: whether a config whose output differs from the default's counts as failed.
+      check: whether a config counts as failed whose output differs from that of the op's reference (where it has none,
+        from the default's), or from one run to the next.
+      tolerance: how far outputs may be from that, as a share of the largest magnitude, or a mapping from dtype names to
+        shares; None for what the op says, else for what suits the dtype.
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
       resume: whether to go on with what an interrupted call with the same options noted.
@@ -182,6 +205,7 @@ def autotune(
         rounds=rounds,
         timer=timer,
         check=check,
+        tolerance=tolerance,
         seed=seed,
         search=search,
         budget=budget,
@@ -243,7 +267,8 @@ def _tune_all(
         journal = store.private().journal(ba, devices.device_kind(), settings.how(), resume=resume and not ignore_cache)
         with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress, _closed(journal):
             try:
-                tune = session.tune if course is None else course.tune
+                extends = None if ignore_cache else _extensible_entry(ba, settings.how())
+                tune = functools.partial(session.tune, extends=extends) if course is None else course.tune
                 entry, interrupted = tune(ba, settings, journal=journal, on_event=progress.event, stop=stop)
             except KeyboardInterrupt:
                 break
@@ -344,8 +369,21 @@ def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Boun
 def _known_entry(ba: BoundArguments, how: Mapping[str, Any]) -> Entry | None:
     """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
     stores = [*([store.private()] if options.private_cache.value else []), store.library()]
-    found = (place.known_entry(ba, devices.device_kind(), how) for place in stores)
+    try:
+        found = [place.known_entry(ba, devices.device_kind(), how) for place in stores]
+    except Exception:  # A space that raises, say: the session records why.
+        return None
     return next((entry for entry in found if entry is not None), None)
+
+
+def _extensible_entry(ba: BoundArguments, how: Mapping[str, Any]) -> tuple[Entry, list[Any]] | None:
+    """Returns an entry of the private cache that needs to be extended alone, and the configs it lacks; or None."""
+    if not options.private_cache.value:
+        return None
+    try:
+        return store.private().extensible_entry(ba, devices.device_kind(), how)
+    except Exception:  # A space that raises, say: the session records why.
+        return None
 
 
 def _keep(entry: Entry) -> None:
@@ -390,49 +428,7 @@ class _Progress:
             self._bar.set_postfix_str(f"best {event.best_ms:.3g} ms")
 
 
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What `explain` found: per op call, the config it runs with and where that came from.
-
-    Attributes:
-      rows: pairs of bound arguments and the choice, or the error that dispatch would raise.
-      device_kind: the device.
-    """
-
-    rows: tuple[tuple[BoundArguments, ConfigChoice | errors.TokamaxError], ...]
-    device_kind: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, one item per op call."""
-        items = []
-        for ba, choice in self.rows:
-            item: dict[str, Any] = {"op": ba.op.registered_name(), "arguments": repr(ba)}
-            if isinstance(choice, ConfigChoice):
-                slowdown = choice.expected_slowdown
-                item |= {"config": describe_config(choice.config), "source": choice.source, "detail": choice.detail}
-                item |= {"expected_slowdown": slowdown}
-            else:
-                item |= {"error": str(choice)}
-            items.append(item)
-        return {"device_kind": self.device_kind, "ops": items}
-
-    def __str__(self) -> str:
-        table = [("op", "arguments", "config", "source", "expected loss", "detail")]
-        for ba, choice in self.rows:
-            name, _, arguments = repr(ba).partition("(")
-            if isinstance(choice, ConfigChoice):
-                loss = "-" if choice.expected_slowdown is None else f"{100 * (choice.expected_slowdown - 1):.1f} %"
-                table.append((name, arguments[:-1], describe_config(choice.config), choice.source, loss, choice.detail))
-            else:
-                table.append((name, arguments[:-1], "-", "error", "-", str(choice)))
-        counts = collections.Counter(c.source if isinstance(c, ConfigChoice) else "error" for _, c in self.rows)
-        total = ", ".join(f"{n} {source}" for source, n in sorted(counts.items())) or "no op calls"
-        return f"{format_table(table)}\n{total} on {self.device_kind}"
-
-    __repr__ = __str__
-
-
-def explain(f: Any, *args: Any, **kwargs: Any) -> Explanation:
+def explain(f: Any, *args: Any, **kwargs: Any) -> explanation.Explanation:
     """Says for every op call of a program which config it would run with here and now, and why.
 
     Args:
@@ -446,17 +442,11 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Explanation:
     else:
         with options.autotuning_cache_miss_fallback("heuristics"), options.replay(False):
             targets = get_bound_args(f, *args, **kwargs)
-    rows: list[tuple[BoundArguments, ConfigChoice | errors.TokamaxError]] = []
-    for ba in targets:
-        try:
-            rows.append((ba, ba.choose_config()))
-        except errors.CacheMissError as error:
-            rows.append((ba, error))
-    return Explanation(tuple(rows), devices.device_kind())
+    return explanation.explain(targets)
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class CheckReport(Report):
     """What `check` found: per op call, the config it runs with and whether that compiles.
 
     Attributes:
@@ -472,16 +462,29 @@ class CheckReport:
         """Whether every chosen config compiles."""
         return all(reason is None for _, _, reason in self.rows)
 
-    def __str__(self) -> str:
-        table = [("op", "arguments", "config", "source", "compiles")]
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, one item per op call."""
+        items = []
+        for ba, choice, reason in self.rows:
+            item = {"op": ba.op.registered_name(), "arguments": repr(ba), "error": reason}
+            if choice is not None:
+                item |= {"config": describe_config(choice.config), "source": choice.source}
+            items.append(item)
+        return {"device_kind": self.device_kind, "ok": self.ok, "ops": items}
+
+    def table(self) -> list[tuple[str, ...]]:
+        """See `Report`."""
+        rows = [("op", "arguments", "config", "source", "compiles")]
         for ba, choice, reason in self.rows:
             name, _, arguments = repr(ba).partition("(")
             config, source = ("-", "error") if choice is None else (describe_config(choice.config), choice.source)
-            table.append((name, arguments[:-1], config, source, reason or "yes"))
-        failed = sum(reason is not None for _, _, reason in self.rows)
-        return f"{format_table(table)}\n{len(self.rows) - failed} of {len(self.rows)} compile on {self.device_kind}"
+            rows.append((name, arguments[:-1], config, source, reason or "yes"))
+        return rows
 
-    __repr__ = __str__
+    def total(self) -> str:
+        """See `Report`."""
+        failed = sum(reason is not None for _, _, reason in self.rows)
+        return f"{len(self.rows) - failed} of {len(self.rows)} compile on {self.device_kind}"
 
 
 def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:

@@ -17,6 +17,8 @@ from tokamax._src import errors, registry, serialization, shapes
 SCOPE_PREFIX = "tokamax:"
 """In a lowered program, a scope of this prefix and a key marks the operations of one op call."""
 
+_IN_SCOPES = {ord(c): f"\\u{ord(c):04x}" for c in "@/;"}
+
 HIDDEN_FIELDS = ("config", "vjp")
 """Fields of an op that say how it runs, not what it computes: no part of its key."""
 
@@ -30,12 +32,16 @@ class ConfigChoice:
       source: the rung of the ladder that gave it: `pinned`, `exact`, `model`, `tuned`, `estimate`, `heuristic`.
       detail: where it came from, in words.
       expected_slowdown: predicted time over the best time of this shape; 1.0 for measured winners, None if unknown.
+      spread: how much the members of the model differ about log(expected_slowdown); None where no model chose.
+      nearest: the nearest shape that a model was trained on, in words; None where no model was asked.
     """
 
     config: Any
     source: str
     detail: str = ""
     expected_slowdown: float | None = None
+    spread: float | None = None
+    nearest: str | None = None
 
 
 class Runtime(Protocol):
@@ -98,6 +104,22 @@ def is_leaf(value: Any) -> bool:
     return isinstance(value, shapes.ArraySpec)
 
 
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What a call took in a profile.
+
+    Attributes:
+      runs: about how often it ran.
+      time_ms: for how long in all.
+    """
+
+    runs: int
+    time_ms: float
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.runs + other.runs, self.time_ms + other.time_ms)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundArguments:
     """An op and the arguments of one call, in canonical form.
@@ -109,11 +131,13 @@ class BoundArguments:
       op: the op.
       arguments: name -> value, with defaults applied; arrays may be real or abstract.
       return_residuals: whether the call also wants the residuals of the backward pass; no part of the key.
+      usage: what it took in the profile that it was read from, if that is known; no part of the key.
     """
 
     op: Any
     arguments: Mapping[str, Any]
     return_residuals: bool = False
+    usage: Usage | None = None
 
     @functools.cached_property
     def abstract(self) -> dict[str, Any]:
@@ -142,6 +166,15 @@ class BoundArguments:
     def key(self) -> str:
         """The text that stands for op, op fields and arguments in every process; the device kind goes beside it."""
         return serialization.dumps(self.to_json(local=True))
+
+    @property
+    def scope(self) -> str:
+        """The name of the scope that marks the operations of this call in a program.
+
+        XLA cuts the name of an operation at `@`, and where it merges operations, it joins their names by `;` and drops
+        the folders (up to a `/`) that they share. JSON may write any character of a text by its number.
+        """
+        return SCOPE_PREFIX + self.key.translate(_IN_SCOPES)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BoundArguments) and self.key == other.key
@@ -242,6 +275,18 @@ class BoundArguments:
           config: the config to run with; None leaves the choice to dispatch.
         """
         op = self.op if config is None else dataclasses.replace(self.op, config=config)
+        return self._as_function(functools.partial(op, return_residuals=self.return_residuals))
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the op has a reference that computes what this call does: it knows no residuals."""
+        return self.op._reference is not None and not self.return_residuals
+
+    def as_reference(self) -> Callable[[Sequence[Any]], Any]:
+        """Returns the op's `_reference` as a function of one list of arrays, like `as_function`."""
+        return self._as_function(self.op._reference)[0]
+
+    def _as_function(self, op: Callable[..., Any]) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
         leaves, treedef = jax.tree.flatten((self.args, self.kwargs))
         where = [i for i, leaf in enumerate(leaves) if shapes.is_array(leaf)]
         specs = shapes.without_unit_axes([shapes.spec_of(leaves[i]) for i in where])
@@ -251,7 +296,7 @@ class BoundArguments:
             for i, array in zip(where, arrays, strict=True):
                 merged[i] = array
             args, kwargs = treedef.unflatten(merged)
-            return op(*args, return_residuals=self.return_residuals, **kwargs)
+            return op(*args, **kwargs)
 
         for level in reversed(range(len(self.vmap_sizes))):
             in_axes = tuple(0 if spec.vmap and spec.vmap[level] else None for spec in specs)

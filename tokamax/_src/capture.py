@@ -30,8 +30,8 @@ def unescape(text: str) -> str:
     return _ESCAPE.sub(replace, text.encode("utf-8")).decode("utf-8", "replace")
 
 
-def scopes(text: str) -> Iterator[Any]:
-    """Yields the JSON data after each `tokamax:` of a scope name, outermost first."""
+def scopes(text: str) -> Iterator[tuple[Any, str, str]]:
+    """Yields the JSON data after each `tokamax:` of a scope name, outermost first, and the text before and after it."""
     position = text.find(SCOPE_PREFIX)
     while position >= 0:
         start = position + len(SCOPE_PREFIX)
@@ -40,7 +40,7 @@ def scopes(text: str) -> Iterator[Any]:
         except ValueError:
             pass  # A scope of the user's own that happens to start alike.
         else:
-            yield data
+            yield data, text[:position], text[start:]
         position = text.find(SCOPE_PREFIX, start)
 
 
@@ -79,7 +79,7 @@ def keys_in_module(module: str) -> list[Any]:
     found: dict[str, Any] = {}
     for alias in _program_order(module):
         if SCOPE_PREFIX in (body := aliases.get(alias, "")):
-            for data in scopes(unescape(body)):
+            for data, _, _ in scopes(unescape(body)):
                 found.setdefault(serialization.dumps(data), data)
     return list(found.values())
 

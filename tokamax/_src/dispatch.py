@@ -39,48 +39,48 @@ def warn(text: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a winner or model was found, in words."""
 
     name: str
     found: Any
 
 
-def _winners(kind: str, op: str, key: str) -> Iterator[_Place]:
+def _winners(kind: str, op: str, key: str) -> Iterator[Place]:
     """Yields measured winners of a key, the one to prefer first."""
     for depth, overlay in enumerate(reversed(options.overlays.value)):
         if (winner := overlay.winners.get((kind, key))) is not None:
-            yield _Place("the active result" if depth == 0 else f"active result {depth} levels out", winner)
+            yield Place("the active result" if depth == 0 else f"active result {depth} levels out", winner)
     if (winner := session_store.winner(kind, op, key)) is not None:
-        yield _Place("tuned in this process", winner)
+        yield Place("tuned in this process", winner)
     if options.private_cache.value and (winner := store_lib.private().winner(kind, op, key)) is not None:
-        yield _Place("private cache", winner)
+        yield Place("private cache", winner)
     if (winner := store_lib.library().winner(kind, op, key)) is not None:
-        yield _Place("library cache", winner)
+        yield Place("library cache", winner)
 
 
-def _models(kind: str, op: str) -> Iterator[_Place]:
+def models(kind: str, op: str) -> Iterator[Place]:
     """Yields cost models for an op, the one to prefer first; those of other CPUs, flagged, last."""
     for overlay in reversed(options.overlays.value):
         if (model := overlay.models.get((kind, op))) is not None:
-            yield _Place("the active result", model)
+            yield Place("the active result", model)
     stores = [("library", store_lib.library())]
     if options.private_cache.value:
         stores.insert(0, ("private", store_lib.private()))
     for name, store in stores:
         if (model := store.model(kind, op)) is not None:
-            yield _Place(f"{name} model", model)
+            yield Place(f"{name} model", model)
     if devices.is_cpu(kind):
         for name, store in stores:
             others = [k for k in store.model_kinds(op) if k != devices.folder_name(kind) and devices.is_cpu(k)]
             for other in sorted(others, key=lambda k: (_unlikeness(kind, k), k)):
                 if (model := store.model(other, op)) is not None:
-                    yield _Place(f"{name} model of another CPU, {other}", model)
+                    yield Place(f"{name} model of another CPU, {other}", model)
 
 
 def model(kind: str, op: str) -> CostModel | None:
     """Returns the cost model that dispatch asks first for an op, if there is one."""
-    return next((place.found for place in _models(kind, op)), None)
+    return next((place.found for place in models(kind, op)), None)
 
 
 def _unlikeness(kind: str, other: str) -> int:
@@ -88,7 +88,7 @@ def _unlikeness(kind: str, other: str) -> int:
     return len(set(devices.folder_name(kind).split("-")) ^ set(other.split("-")))
 
 
-def _decoded(ba: BoundArguments, place: _Place) -> Any:
+def _decoded(ba: BoundArguments, place: Place) -> Any:
     """Returns the config of a winner, or None with a warning if it does not fit this op or these arguments."""
     winner: Winner = place.found
     try:
@@ -104,18 +104,23 @@ def _decoded(ba: BoundArguments, place: _Place) -> Any:
     return None
 
 
-def _exact(ba: BoundArguments, kind: str) -> ConfigChoice | None:
-    stale = None
+def _exact(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
+    """Returns the choice by a measurement, and a remark on those that are not fresh enough to be used."""
+    stale, remark = None, ""
     for place in _winners(kind, ba.op.registered_name(), ba.key):
         changed = environment.stale_parts(place.found.environment)
-        if (stale is not None and changed) or (config := _decoded(ba, place)) is None:
+        fresh = environment.is_fresh(place.found.environment)
+        if not fresh and options.freshness.value == "strict":
+            remark = remark or f"; {place.name} is not used: freshness is strict, and {'; '.join(changed)}"
+            continue
+        if (stale is not None and not fresh) or (config := _decoded(ba, place)) is None:
             continue
         detail = place.name + (f", measured with {'; '.join(changed)}" if changed else "")
         choice = ConfigChoice(config, "exact", detail, 1.0)
-        if not changed:
-            return choice
+        if fresh:
+            return choice, ""
         stale = choice
-    return stale
+    return stale, remark
 
 
 def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
@@ -127,7 +132,7 @@ def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
     if len(configs) < 2:
         return
     extra = features.of_op(ba, configs)
-    for place in _models(kind, ba.op.registered_name()):
+    for place in models(kind, ba.op.registered_name()):
         model: CostModel = place.found
         yield (
             place.name,
@@ -135,24 +140,33 @@ def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
         )
 
 
-def _predicted(ba: BoundArguments) -> tuple[ConfigChoice | None, str]:
-    """Returns the choice of the first model that stands by one, or None and why the first of them does not.
+@dataclasses.dataclass(frozen=True)
+class _Abstained:
+    """Why no model gave a choice, and the nearest shape of the first that was asked."""
+
+    reason: str
+    nearest: str | None = None
+
+
+def _predicted(ba: BoundArguments) -> ConfigChoice | _Abstained:
+    """Returns the choice of the first model that stands by one, or why the first of them does not.
 
     Where none does, the config that beat the default on all of the nearest measured shapes of a model is the choice.
     """
     if options.cost_model.value == "off":
-        return None, "cost models are off"
-    reasons, fallback = [], None
+        return _Abstained("cost models are off")
+    abstained, fallback = None, None
     for name, prediction in predictions(ba):
         if prediction.abstain is None:
             detail = f"{name}, nearest measured shape {prediction.nearest}" if prediction.nearest else name
-            config = ba.autotuning_configs[prediction.index]
-            return ConfigChoice(config, "model", detail, prediction.expected_slowdown), ""
-        reasons.append(f"{name}: {prediction.abstain}")
+            config, spread = ba.autotuning_configs[prediction.index], float(prediction.spread[prediction.index])
+            return ConfigChoice(config, "model", detail, prediction.expected_slowdown, spread, prediction.nearest)
+        abstained = abstained or _Abstained(f"{name}: {prediction.abstain}", prediction.nearest)
         if fallback is None and prediction.fallback is not None:
             detail = f"{name}, what beat the default on the nearest measured shapes ({prediction.abstain})"
-            fallback = ConfigChoice(ba.autotuning_configs[prediction.fallback], "model", detail)
-    return fallback, reasons[0] if reasons else "no model of this op and device"
+            config = ba.autotuning_configs[prediction.fallback]
+            fallback = ConfigChoice(config, "model", detail, nearest=prediction.nearest)
+    return fallback or abstained or _Abstained("no model of this op and device")
 
 
 def _tuned(ba: BoundArguments) -> ConfigChoice | None:
@@ -171,28 +185,34 @@ def _tuned(ba: BoundArguments) -> ConfigChoice | None:
 def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
     if ba.op.config_cls is NullConfig:
         return ConfigChoice(ba.default_config, "heuristic", "nothing to tune", 1.0)
-    if (choice := _exact(ba, kind)) is not None:
-        return choice
+    choice, remark = _exact(ba, kind)
+    return _without_exact(ba, kind, remark) if choice is None else choice
+
+
+def _without_exact(ba: BoundArguments, kind: str, remark: str) -> ConfigChoice:
+    """Goes on down the ladder; `remark` says which measurements are there and not used."""
     fallback = options.autotuning_cache_miss_fallback.value
     if options.replay.value or fallback == "error":
         raise errors.CacheMissError(
             f"a measured config must exist for {ba!r} on {kind}, since tokamax.config."
             f"{'replay is on' if options.replay.value else 'autotuning_cache_miss_fallback is error'}; measure it with "
-            f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache()"
+            f"{HOW_TO_TUNE} and enter the result, or save it with result.save_to_cache(){remark}"
         )
-    choice, reason = _predicted(ba)
-    if choice is not None and (kind, ba.key, choice.config) in _failed:
-        choice, reason = None, "its choice could not be traced"
-    if choice is not None:
-        return choice
+    choice = _predicted(ba)
+    if isinstance(choice, ConfigChoice):
+        if (kind, ba.key, choice.config) not in _failed:
+            return dataclasses.replace(choice, detail=choice.detail + remark)
+        choice = _Abstained("its choice could not be traced", choice.nearest)
+    abstained = choice
     if options.cost_model.value == "required":
         raise errors.CacheMissError(
             f"a cost model must stand by a config for {ba!r} on {kind}, since tokamax.config.cost_model is required; "
-            f"{reason}; measure the shape with {HOW_TO_TUNE}"
+            f"{abstained.reason}; measure the shape with {HOW_TO_TUNE}"
         )
     if fallback == "autotune" and (choice := _tuned(ba)) is not None and (kind, ba.key, choice.config) not in _failed:
         return choice
-    return ConfigChoice(ba.default_config, "heuristic", f"the op's default ({reason})")
+    detail = f"the op's default ({abstained.reason}){remark}"
+    return ConfigChoice(ba.default_config, "heuristic", detail, nearest=abstained.nearest)
 
 
 def _log_once(ba: BoundArguments, kind: str, choice: ConfigChoice) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import jax
 import jaxlib
 
-from tokamax._src import devices
+from tokamax._src import devices, options
 
 TOOLCHAIN = ("jax", "jaxlib", "backend")
 """The parts whose change makes a measurement stale."""
+
+STRICT = (*TOOLCHAIN, "tokamax", "system", "cores")
+"""The parts whose change does so if `tokamax.config.freshness` is `strict`."""
 
 
 @functools.cache
@@ -50,10 +53,19 @@ def describe(**how: Any) -> dict[str, Any]:
 
 
 def stale_parts(environment: Mapping[str, Any]) -> list[str]:
-    """Returns what differs between a recorded toolchain and the present one, as `jax 0.10.2 (now 0.12.0)`."""
-    now = toolchain()
+    """Returns what differs between a recorded environment and the present one, as `jax 0.10.2 (now 0.12.0)`.
+
+    Which parts are compared is an option, `tokamax.config.freshness`.
+    """
+    strict = options.freshness.value == "strict"
+    now = {**_fixed(), **toolchain(), **({"cores": devices.facts().cores} if strict else {})}
     return [
-        f"{name} {str(environment.get(name, 'unknown'))[:40]} (now {now[name][:40]})"
-        for name in TOOLCHAIN
+        f"{name} {str(environment.get(name, 'unknown'))[:40]} (now {str(now[name])[:40]})"
+        for name in (STRICT if strict else TOOLCHAIN)
         if environment.get(name) != now[name]
     ]
+
+
+def is_fresh(environment: Mapping[str, Any]) -> bool:
+    """Whether a measurement of an environment counts as fresh, by the option `tokamax.config.freshness`."""
+    return options.freshness.value == "any" or not stale_parts(environment)

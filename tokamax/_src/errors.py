@@ -27,3 +27,7 @@ class CacheMissError(TokamaxError, LookupError):
 
 class StorageError(TokamaxError, OSError):
     """A cache folder or file cannot be read or written."""
+
+
+class MissingExtraError(TokamaxError, ImportError):
+    """An optional library is not installed; the message names the extra to install."""

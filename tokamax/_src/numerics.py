@@ -1,5 +1,6 @@
 """Inputs made from a seed, and the comparison of outputs."""
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import shapes
+from tokamax._src import errors, shapes
 
 TOLERANCE = {
     "float64": 1e-8,
@@ -70,12 +71,42 @@ def _real(leaf: Any, override: Any, seed: int) -> jax.Array:
     return jnp.asarray(random_array(spec, seed))
 
 
-def compare(actual: Any, reference: Any) -> str | None:
+def check_tolerance(tolerance: Any) -> None:
+    """Checks what says how exact outputs must be.
+
+    Raises:
+      ArgumentError: if it is no share, no mapping from dtype names to shares, and not None.
+    """
+    shares = tolerance if isinstance(tolerance, Mapping) else {"float32": tolerance}
+    right = all(
+        name in TOLERANCE and isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share < math.inf
+        for name, share in shares.items()
+    )
+    if tolerance is not None and not right:
+        raise errors.ArgumentError(
+            "tolerance must be the accepted error as a share of the largest magnitude, such as 1e-3, or a mapping from "
+            f"{sorted(TOLERANCE)} to such shares, got {tolerance!r}"
+        )
+
+
+def _tolerance_of(dtype: str, tolerance: float | Mapping[str, float] | None) -> float:
+    """Returns the accepted error of a dtype; what a mapping does not name keeps that of `TOLERANCE`."""
+    if tolerance is None or isinstance(tolerance, Mapping):
+        return {**TOLERANCE, **(tolerance or {})}.get(dtype, 0.1)
+    return tolerance
+
+
+def compare(actual: Any, reference: Any, *, tolerance: float | Mapping[str, float] | None = None) -> str | None:
     """Compares the outputs of two configs.
 
     Floats agree if the largest error is at most `TOLERANCE` of their dtype times the largest finite magnitude of the
     reference: a sum over a long axis may round differently, but not by more than its own scale. NaN and infinities
     must stand in the same places. Everything else must be equal.
+
+    Args:
+      actual: outputs of a config.
+      reference: what they must be.
+      tolerance: the accepted error in place of `TOLERANCE`: one share for all, or by dtype.
 
     Returns:
       None if they agree, else one line that says where they do not.
@@ -85,12 +116,12 @@ def compare(actual: Any, reference: Any) -> str | None:
     if treedef != expected_treedef:
         return f"the output must have the structure {expected_treedef}, got {treedef}"
     for i, (a, b) in enumerate(zip(leaves, expected, strict=True)):
-        if (reason := _compare_arrays(a, b)) is not None:
+        if (reason := _compare_arrays(a, b, tolerance)) is not None:
             return f"output {i}: {reason}" if len(leaves) > 1 else reason
     return None
 
 
-def _compare_arrays(actual: Any, reference: Any) -> str | None:
+def _compare_arrays(actual: Any, reference: Any, tolerance: float | Mapping[str, float] | None) -> str | None:
     if (actual.shape, actual.dtype) != (reference.shape, reference.dtype):
         return f"must be {shapes.spec_of(reference)}, got {shapes.spec_of(actual)}"
     if jax.dtypes.issubdtype(actual.dtype, jax.dtypes.extended):
@@ -98,7 +129,7 @@ def _compare_arrays(actual: Any, reference: Any) -> str | None:
     a, b = np.asarray(actual), np.asarray(reference)
     if not jax.dtypes.issubdtype(a.dtype, np.inexact):
         return None if np.array_equal(a, b) else f"{np.sum(a != b)} of {a.size} values differ"
-    tolerance = TOLERANCE.get(np.real(a).dtype.name, 0.1)
+    share = _tolerance_of(np.real(a).dtype.name, tolerance)
     if a.dtype.itemsize < 4:
         a, b = a.astype(np.float32), b.astype(np.float32)
     finite = np.isfinite(b)
@@ -111,7 +142,7 @@ def _compare_arrays(actual: Any, reference: Any) -> str | None:
     if not a.size:
         return None
     error = np.abs(a - b)
-    worst, limit = float(error.max()), tolerance * float(np.abs(b).max())
+    worst, limit = float(error.max()), share * float(np.abs(b).max())
     if worst <= limit:
         return None
     at = np.unravel_index(int(error.argmax()), error.shape)

@@ -13,14 +13,14 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
 from tokamax._src import errors, registry, serialization, shapes
-from tokamax._src.bound_arguments import SCOPE_PREFIX, BoundArguments, config_order, get_runtime
+from tokamax._src.bound_arguments import BoundArguments, config_order, get_runtime
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -219,6 +219,19 @@ class Op(Generic[_P, _T, _R, _C, _K]):
         """
         return {}
 
+    def _get_tolerance(self, ba: BoundArguments) -> float | Mapping[str, float] | None:
+        """Returns how far outputs may be from the reference: a share of its largest magnitude, or shares by dtype name.
+
+        None for what suits the dtype, see `tokamax._src.numerics.TOLERANCE`.
+        """
+        return None
+
+    _reference: ClassVar[Callable[..., Any] | None] = None
+    """A method `_reference(self, *args, **kwargs) -> out`: the op in its plainest form, of floats of at least 32 bits.
+
+    Tuning compares the outputs of configs with what it returns, or where there is none with those of the default.
+    """
+
     def feasible_configs(self, ba: BoundArguments) -> tuple[Any, ...]:
         """Returns the feasible configs of the space in a fixed order."""
         configs = sorted(self._get_autotuning_configs(ba), key=config_order)
@@ -337,7 +350,7 @@ def _batched_kernel(call: _Call, axes: Axes, *arrays: Any) -> Any:
         for size, batched in reversed(axes):
             in_axes = tuple(0 if b else None for b in batched)
             run = jax.vmap(run, in_axes=in_axes, axis_size=size)
-        with jax.named_scope(SCOPE_PREFIX + ba.key):
+        with jax.named_scope(ba.scope):
             return run(*arrays)
 
     @kernel.def_vmap
@@ -360,7 +373,7 @@ def _plain_kernel(call: _Call, axes: Axes, *arrays: Any) -> Any:
         for i, array in enumerate(arrays)
     ]
     ba = call.bound(specs, axes)
-    with jax.named_scope(SCOPE_PREFIX + ba.key):
+    with jax.named_scope(ba.scope):
         return call.run(ba, arrays)
 
 

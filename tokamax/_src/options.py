@@ -63,7 +63,15 @@ replay = Option(
     "Refuse every measurement, and raise for a shape that was never measured: for serving and many hosts.",
 )
 
-OPTIONS = (autotuning_cache_miss_fallback, cost_model, private_cache, replay)
+freshness = Option(
+    "freshness",
+    "toolchain",
+    ("toolchain", "any", "strict"),
+    "Which measurements count as fresh: those of the present jax, jaxlib and backend (others are used only where there "
+    "is no fresh one); any; or strictly those of the present library, system and number of cores too, and no others.",
+)
+
+OPTIONS = (autotuning_cache_miss_fallback, cost_model, freshness, private_cache, replay)
 
 overlays = jax.make_user_context(())
 """The active results' lookup tables, innermost last, compared by content."""

@@ -32,6 +32,11 @@ def add_op(name: str, cls: type) -> None:
         _ops[name] = cls
 
 
+def op_names() -> tuple[str, ...]:
+    """Returns the names of the op classes known in this process."""
+    return tuple(_ops)
+
+
 def op_class(name: str) -> type:
     """Returns the op class of a name.
 

@@ -1,7 +1,7 @@
 """Evaluates candidates under limits. Knows callables, not ops.
 
-Phases: compile all in parallel, the default first -> run each once (warm-up, never counted) and check its output
-against the default's -> interleaved rounds, one sample each, in which clear losers stop early -> further rounds among
+Phases: compile all in parallel, the default first -> run each once, or through a gate that judges its output (warm-up,
+never counted) -> interleaved rounds, one sample each, in which clear losers stop early -> further rounds among
 the finalists and the default. Nothing is measured while something compiles. A guided tuning takes the first steps batch
 by batch: each batch is compiled, run and sampled once before the next is proposed.
 
@@ -91,8 +91,24 @@ class Journal(Protocol):
         """Notes one sample."""
         ...
 
+    def sampled_again(self, config: Any, sample_ms: float) -> None:
+        """Notes what counts in place of the last sample."""
+        ...
+
     def failed(self, config: Any, failure: Failure) -> None:
         """Notes a failure."""
+        ...
+
+
+class Gate(Protocol):
+    """Judges outputs. Its steps run through `limited`, which holds them to the limit of a run."""
+
+    def prepare(self, limited: Callable[[Callable[[], Any]], Any]) -> None:
+        """Makes what outputs are compared with; called once, before any config runs."""
+        ...
+
+    def try_out(self, config: Any, run: Callable[[], Any], limited: Callable[[Callable[[], Any]], Any]) -> str | None:
+        """Runs a config for the first time and returns what is wrong with its output, None if nothing is."""
         ...
 
 
@@ -109,6 +125,9 @@ class _NoJournal:
         pass
 
     def sampled(self, config: Any, sample_ms: float) -> None:
+        pass
+
+    def sampled_again(self, config: Any, sample_ms: float) -> None:
         pass
 
     def failed(self, config: Any, failure: Failure) -> None:
@@ -177,8 +196,10 @@ class _Session:
         self.outcomes: dict[Any, Outcome] = {c: journal.failures[c] for c in order if c in journal.failures}
         self.compiled: dict[Any, Compiled] = {}
         self.samples: dict[Any, list[float]] = {}
-        self.reference: Any = None
-        """The output that others are checked against, in a tuple; None until something ran."""
+        self.confirmed: set[tuple[Any, int]] = set()
+        """Config and number of the samples that were taken again since they seemed too short."""
+        self.gate_is_ready = False
+        """Whether the gate is prepared and the default went through it, if it could."""
         self._facts: dict[Any, Compiled | BenchmarkData] = {}
         for config in order:
             if config in journal.samples and config not in self.outcomes:
@@ -217,8 +238,17 @@ class _Session:
         self._journal.sampled(config, sample_ms)
         self.samples.setdefault(config, []).append(sample_ms)
 
+    def sample_again(self, config: Any, sample_ms: float) -> None:
+        """Notes a sample that confirms the last one or not: the longer of the two counts."""
+        self.confirmed.add((config, len(self.samples[config])))
+        if sample_ms > self.samples[config][-1]:
+            self._journal.sampled_again(config, sample_ms)
+            self.samples[config][-1] = sample_ms
+
     def fail(self, config: Any, failure: Failure) -> None:
-        """Ends a config with a failure; samples it may have count no more."""
+        """Ends a config with a failure; samples it may have are kept with it, and count no more."""
+        if config in self.samples:
+            failure = dataclasses.replace(failure, measured_ms=tuple(self.samples[config]))
         self._journal.failed(config, failure)
         self._through_compiling += config not in self._facts
         self.compiled.pop(config, None)
@@ -304,9 +334,14 @@ def _get_nowait(todo: "queue.SimpleQueue[Any]") -> Any:
 
 def _run_step(session: _Session, runner: _Runner, config: Any, step: Callable[[], Any]) -> Any:
     """Runs a step of a config; returns None, with the failure recorded, if it raises or exceeds its limit."""
+    return _recorded(session, runner, config, functools.partial(runner.call, step))
+
+
+def _recorded(session: _Session, runner: _Runner, config: Any, steps: Callable[[], Any]) -> Any:
+    """Like `_run_step`, for what calls the runner itself."""
     session.check_stop()
     try:
-        return runner.call(step)
+        return steps()
     except TimeoutError as error:
         limit = runner.timeout_s
         own = bool(error.args)
@@ -320,31 +355,27 @@ def _run_step(session: _Session, runner: _Runner, config: Any, step: Callable[[]
     return None
 
 
-def _warm_up(
-    session: _Session, runner: _Runner, order: Sequence[Any], check: Callable[[Any, Any], str | None] | None
-) -> None:
-    """Runs every config once and checks its output against that of the first that ran: the default, if it did."""
+def _warm_up(session: _Session, runner: _Runner, order: Sequence[Any], gate: Gate | None) -> None:
+    """Runs every config for the first time; what the gate refuses has failed."""
+    if gate is not None and not session.gate_is_ready and any(c in session.compiled for c in order):
+        session.check_stop()
+        session.gate_is_ready = True
+        gate.prepare(runner.call)
     for config in [c for c in order if c in session.compiled]:
         session.check_stop()
         session.runs(config)
-        output = _run_step(session, runner, config, lambda config=config: (session.compiled[config].run(),))
-        if output is None:
+        run = session.compiled[config].run
+        if gate is None:
+            found = _run_step(session, runner, config, lambda run=run: (run(), None))
+        else:
+            try_out = functools.partial(gate.try_out, config, run, runner.call)
+            found = _recorded(session, runner, config, lambda try_out=try_out: (None, try_out()))
+        if found is None:
             continue
-        if check is not None and session.reference is not None:
-            if (failure := _checked(check, output[0], session.reference[0])) is not None:
-                session.fail(config, failure)
-                continue
-        elif session.reference is None:
-            session.reference = output if check is not None else ()
-        session.ran(config)
-
-
-def _checked(check: Callable[[Any, Any], str | None], output: Any, reference: Any) -> Failure | None:
-    try:
-        reason = check(output, reference)
-    except Exception as error:
-        return Failure.of("check", error)
-    return None if reason is None else Failure("check", reason)
+        if found[1] is not None:
+            session.fail(config, Failure("check", found[1]))
+        else:
+            session.ran(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,13 +398,29 @@ class _Measurer:
         todo = [c for c in session.open(configs) if len(session.samples.get(c, ())) <= number]
         self.prepare([c for c in todo if c not in session.compiled])
         for config in search.shuffled([c for c in todo if c in session.compiled], number):
-            samples = _run_step(session, self.runner, config, functools.partial(self.sample, config))
-            if samples is None:
-                continue
-            if len(samples) == 1 and math.isfinite(samples[0]) and samples[0] >= 0:
-                session.sample(config, samples[0])
-            else:
-                session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
+            if (sample_ms := self._sample_of(config)) is not None:
+                session.sample(config, sample_ms)
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Takes samples that are too short to be true once more, before they make losers of others or win."""
+        session = self.session
+        known = {c: session.samples[c] for c in session.open(list(session.samples))}
+        doubtful = [c for c in search.implausible(known) if (c, len(known[c])) not in session.confirmed]
+        self.prepare([c for c in doubtful if c not in session.compiled])
+        for config in [c for c in doubtful if c in session.compiled]:
+            if (sample_ms := self._sample_of(config)) is not None:
+                session.sample_again(config, sample_ms)
+
+    def _sample_of(self, config: Any) -> float | None:
+        """Returns one sample of a compiled config in ms; None, with the failure recorded, if it fails."""
+        samples = _run_step(self.session, self.runner, config, functools.partial(self.sample, config))
+        if samples is None:
+            return None
+        if len(samples) == 1 and math.isfinite(samples[0]) and samples[0] >= 0:
+            return samples[0]
+        self.session.fail(config, Failure("run", f"the timer must return one time in ms, got {samples}"))
+        return None
 
 
 def _measure(
@@ -419,7 +466,7 @@ def tune(
     build: Callable[[Any], Compiled],
     timer: timing.Timer = timing.wall_clock_min,
     bound_args: Any = None,
-    check: Callable[[Any, Any], str | None] | None = None,
+    gate: Gate | None = None,
     rounds: int = 5,
     max_workers: int | None = None,
     timeout_s: float = 60.0,
@@ -437,7 +484,7 @@ def tune(
       build: compiles a config; called in threads.
       timer: times a compiled config.
       bound_args: handed to the timer.
-      check: `check(output, default's output)` returns None or what is wrong; None for no check.
+      gate: judges the outputs; None for no check. The default is the first that it sees.
       rounds: interleaved rounds, and again as many among the finalists.
       max_workers: how many configs compile at the same time; None for one per core.
       timeout_s: limit for compiling one config, and for each of its runs.
@@ -457,12 +504,12 @@ def tune(
     workers = max_workers or devices.usable_cores()
 
     def prepare(todo: Sequence[Any]) -> None:
-        # The reference for the check must be there before anything is compared with it.
-        missing = check is not None and session.reference is None and default not in todo
+        # The default's output must be there before anything is compared with it.
+        missing = gate is not None and not session.gate_is_ready and default not in todo
         first = [default] if missing and todo and session.open([default]) else []
         todo = [*first, *todo]
         _compile_all(session, todo, build, workers, timeout_s)
-        _warm_up(session, runner, todo, check)
+        _warm_up(session, runner, todo, gate)
 
     def sample(config: Any) -> list[float]:
         times = timer(session.compiled[config].run, bound_args=bound_args, config=config, rounds=1)

@@ -22,13 +22,14 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from tokamax._src import benchmarking, errors, numerics, timing
+from tokamax._src import benchmarking, errors, timing
+from tokamax._src.autotuning import gate
 from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.benchmarking import Compiled
 from tokamax._src.bound_arguments import BoundArguments
@@ -56,7 +57,8 @@ class _Task:
     Attributes:
       ba: the op with abstract arguments.
       inputs: its arrays.
-      check: whether outputs are compared.
+      check: whether outputs are judged.
+      tolerance: the accepted error of outputs.
       timer: how to time.
       platform: JAX platform of the device.
       device: index of the device on its platform.
@@ -67,6 +69,7 @@ class _Task:
     ba: BoundArguments
     inputs: list[np.ndarray]
     check: bool
+    tolerance: Any
     timer: timing.Timer
     platform: str
     device: int
@@ -147,7 +150,8 @@ class Worker:
     Args:
       ba: the op and its arguments.
       inputs: arrays of the call.
-      check: whether outputs must agree with those of the first config that runs.
+      check: whether outputs are judged, in the other process.
+      tolerance: the accepted error of outputs; None for the op's own.
       timer: how to time.
       device: the JAX device.
       timeout_s: limit of compiling one config, and of running it once.
@@ -163,6 +167,7 @@ class Worker:
         inputs: Sequence[Any],
         *,
         check: bool,
+        tolerance: Any,
         timer: timing.Timer,
         device: Any,
         timeout_s: float,
@@ -173,6 +178,7 @@ class Worker:
                 BoundArguments(dataclasses.replace(ba.op, config=None), ba.abstract),
                 [np.asarray(x) for x in inputs],
                 check,
+                tolerance,
                 timer,
                 device.platform,
                 jax.devices(device.platform).index(device),
@@ -187,12 +193,15 @@ class Worker:
             ) from error
         self.timeout_s = timeout_s
         self._lock, self._gate, self._numbers = threading.RLock(), _Gate(), itertools.count()
-        self._reference: Any = None
+        self._yardstick: Any = None
+        """The first config whose output was right: a new process runs it again, to judge others by it."""
+        self._with_reference = check
+        self.note: str | None = None
         self._ended = False
         self._process: _Process | None = _Process.with_task(self._task)
 
     def build(self, config: Any) -> Compiled:
-        """Compiles a config; its `run` returns what is wrong with its output, None if nothing is.
+        """Compiles a config; its `run` returns nothing.
 
         Raises:
           ConfigFailed: if it cannot be compiled, exceeds the limit, or kills the process.
@@ -206,15 +215,33 @@ class Worker:
                 facts = self._ask_once("compile", config, None, "compile")
         return Compiled(lambda: self.run(config), *facts)
 
-    def run(self, config: Any) -> str | None:
-        """Runs a config once and compares its output with the reference; the first that runs becomes that.
+    def run(self, config: Any) -> None:
+        """Runs a config once; its output stays in the process.
 
         Raises:
           ConfigFailed: if it raises, exceeds the limit, or kills the process.
         """
-        reason = self._ask_once("run", config, self._reference, "run")
-        if self._reference is None:
-            self._reference = config
+        self._ask_once("run", config, None, "run")
+
+    def prepare(self, limited: Any) -> None:
+        """See `autotuner.Gate`; if the reference fails or kills the process, no other process tries it."""
+        try:
+            self._with_reference, self.note = self._ask_once("prepare", None, None, "compile")
+        except ConfigFailed as failed:
+            self._with_reference = False
+            reason = failed.failure.reason
+            self.note = f"checked against the default, since the reference cannot run: {reason}"
+
+    def try_out(self, config: Any, run: Any, limited: Any) -> str | None:
+        """See `autotuner.Gate`; the limits are held here.
+
+        Raises:
+          ConfigFailed: if it raises, exceeds the limit, or kills the process.
+        """
+        reason, note = self._ask_once("try_out", config, (self._yardstick, self._with_reference), "run")
+        self.note = self.note or note
+        if reason is None and self._yardstick is None:
+            self._yardstick = config
         return reason
 
     def timer(self, run: Any, *, bound_args: Any, config: Any, rounds: int) -> list[float]:
@@ -418,7 +445,10 @@ class _Server:
         self._connection, self._sending, self._task = connection, sending, task
         self._inputs = [jax.device_put(x) for x in task.inputs]
         self._compiled: dict[Any, Compiled] = {}
-        self._reference: Any = None
+        self._gate = gate.Gate(
+            gate.comparison(task.ba, task.tolerance), task.ba.default_config, gate.reference_of(task.ba, self._inputs)
+        )
+        self._judged: set[Any] = set()
 
     def run(self) -> bool:
         """Answers requests until the task is over; returns False if the connection is."""
@@ -463,15 +493,36 @@ class _Server:
         compiled = self._built(number, config)
         return compiled.compile_ms, compiled.lowering_ms, compiled.peak_memory_bytes
 
-    def _run(self, number: int, config: Any, reference: Any) -> str | None:
-        if self._task.check and self._reference is None:
-            first = self._built(number, config if reference is None else reference)
-            self._send(number, "phase", "run")
-            self._reference = (first.run(),)
+    def _run(self, number: int, config: Any, _: None) -> None:
         compiled = self._built(number, config)
         self._send(number, "phase", "run")
-        output = compiled.run()
-        return numerics.compare(output, self._reference[0]) if self._task.check else None
+        compiled.run()
+
+    def _limited(self, number: int) -> gate.Limited:
+        """Returns what runs a step with a limit of its own, which the other side holds."""
+
+        def call(step: Callable[[], Any]) -> Any:
+            self._send(number, "phase", "run")
+            return step()
+
+        return call
+
+    def _prepare(self, number: int, _: None, __: None) -> tuple[bool, str | None]:
+        self._gate.prepare(self._limited(number))
+        return self._gate.has_reference, self._gate.note
+
+    def _try_out(self, number: int, config: Any, known: tuple[Any, bool]) -> tuple[str | None, str | None]:
+        yardstick, with_reference = known
+        reason = None
+        if not with_reference:
+            self._gate.build_reference = None
+        elif not self._gate.has_reference:
+            self._prepare(number, None, None)
+        for each in (config,) if yardstick is None or yardstick in self._judged else (yardstick, config):
+            reason = self._gate.try_out(each, self._built(number, each).run, self._limited(number))
+            if reason is None:
+                self._judged.add(each)
+        return reason, self._gate.note
 
     def _sample(self, number: int, config: Any, rounds: int) -> list[float]:
         compiled = self._built(number, config)

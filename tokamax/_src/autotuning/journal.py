@@ -2,8 +2,8 @@
 
 One file of JSON lines per tuning. The first line names what is tuned and how; a file that names anything else is begun
 anew. Then come, in the order of events, `runs` (a config is about to run for the first time in this process), `ran` (it
-did; its compile time and memory), `sample` and `failed`. Lines reach the operating system at once, which a kill of the
-process does not undo, and the disk about once a second.
+did; its compile time and memory), `sample`, `again` (what counts in place of the last sample) and `failed`. Lines reach
+the operating system at once, which a kill of the process does not undo, and the disk about once a second.
 
 A config during whose first run the process died is tried once more; if the process dies again, it has failed.
 """
@@ -94,10 +94,13 @@ class Journal:
                     facts[config] = BenchmarkData((0.0,), float(rest[0]), float(rest[1]), rest[2])
                 elif event == "sample":
                     samples.setdefault(config, []).append(*BenchmarkData((rest[0],)).samples_ms)
+                elif event == "again":
+                    samples[config][-1:] = BenchmarkData((rest[0],)).samples_ms
                 elif event == "failed":
                     deaths.pop(config, None)
-                    self.failures[config] = Failure(*rest)
-            except (errors.TokamaxError, TypeError, ValueError, IndexError):
+                    stage, reason, *measured = rest
+                    self.failures[config] = Failure(stage, reason, tuple(map(float, measured[0] if measured else ())))
+            except (errors.TokamaxError, TypeError, ValueError, LookupError):
                 continue
         for config, taken in samples.items():
             if config in facts and config not in self.failures:
@@ -116,10 +119,14 @@ class Journal:
         """See `autotuner.Journal`."""
         self._note("sample", config, sample_ms)
 
+    def sampled_again(self, config: Any, sample_ms: float) -> None:
+        """See `autotuner.Journal`."""
+        self._note("again", config, sample_ms)
+
     def failed(self, config: Any, failure: Failure) -> None:
         """See `autotuner.Journal`."""
         self.failures[config] = failure
-        self._note("failed", config, failure.stage, failure.reason)
+        self._note("failed", config, failure.stage, failure.reason, list(failure.measured_ms))
 
     def _note(self, event: str, config: Any, *rest: Any) -> None:
         self._write(serialization.dumps([event, serialization.encode_fields(config), *rest]))

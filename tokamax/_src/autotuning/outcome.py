@@ -16,19 +16,23 @@ MIN_GAIN = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a config has no time.
+    """Why a config does not count.
 
     Attributes:
-      stage: `config` (refused before compiling), `compile`, `check` (other output than the default), `run`, `timeout`.
+      stage: `config` (refused before compiling), `compile`, `check` (a wrong output, see `gate`), `run`, `timeout`.
       reason: one line.
+      measured_ms: samples in ms that were taken all the same: before it failed, or of a config with wrong outputs.
     """
 
     stage: str
     reason: str
+    measured_ms: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise errors.ArgumentError(f"stage must be one of {STAGES}, got {self.stage!r}")
+        measured = BenchmarkData(self.measured_ms).samples_ms if self.measured_ms else ()
+        object.__setattr__(self, "measured_ms", measured)
 
     @classmethod
     def of(cls, stage: str, error: BaseException) -> "Failure":
@@ -45,7 +49,8 @@ Outcome = BenchmarkData | Failure
 def to_json(outcome: Outcome) -> dict[str, Any]:
     """Returns an outcome as plain JSON data."""
     if isinstance(outcome, Failure):
-        return {"failure": outcome.stage, "reason": outcome.reason}
+        measured = {"measured_ms": list(outcome.measured_ms)} if outcome.measured_ms else {}
+        return {"failure": outcome.stage, "reason": outcome.reason, **measured}
     return {**dataclasses.asdict(outcome), "samples_ms": list(outcome.samples_ms)}
 
 
@@ -59,7 +64,8 @@ def from_json(data: Any) -> Outcome:
         if "failure" in data:
             if not isinstance(data["failure"], str):
                 raise TypeError("stage must be text")
-            return Failure(data["failure"], str(data.get("reason", "")))
+            measured = tuple(float(s) for s in data.get("measured_ms", ()))
+            return Failure(data["failure"], str(data.get("reason", "")), measured)
         memory = data.get("peak_memory_bytes")
         return BenchmarkData(
             tuple(float(s) for s in data["samples_ms"]),

@@ -6,6 +6,7 @@ cannot understand (an op that is not imported, another schema) is kept as it is,
 """
 
 import base64
+import collections
 import dataclasses
 import functools
 import io
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 from tokamax._src import devices, environment, errors, options, serialization
 from tokamax._src.autotuning import outcome as outcome_lib
+from tokamax._src.autotuning.summary import Row, Summary
 from tokamax._src.bound_arguments import BoundArguments, get_runtime
 from tokamax._src.costmodel import dataset
 from tokamax._src.costmodel import model as model_lib
@@ -152,7 +154,7 @@ class Winner:
         median = entry.median_ms(entry.best)
         if median is None:
             return None
-        kept = {name: entry.environment[name] for name in (*environment.TOOLCHAIN, "time") if name in entry.environment}
+        kept = {name: entry.environment[name] for name in (*environment.STRICT, "time") if name in entry.environment}
         return cls(serialization.encode_fields(entry.best), median, entry.median_ms(entry.default), kept)
 
 
@@ -220,7 +222,7 @@ class AutotuningResult:
         """What this result says at dispatch."""
         winners = {(e.device_kind, e.key): winner for e in self.entries if (winner := Winner.of(e)) is not None}
         said = [
-            [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.TOOLCHAIN}]
+            [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.STRICT}]
             for place, w in winners.items()
         ]
         content = [
@@ -317,15 +319,27 @@ class AutotuningResult:
             return cls.loads(pathlib.Path(file).read_bytes())
         return cls.loads(file.read())
 
-    def summary(self) -> str:
-        """Returns a table, one line per entry: arguments, default and best time, speed-up, best config."""
-        rows = [("op", "arguments", "default", "best", "speed-up", "config")]
-        for entry in self.entries:
-            name, _, arguments = repr(entry.bound_args).partition("(")
-            best, default = entry.median_ms(entry.best), entry.median_ms(entry.default)
-            note = entry.error or "every config failed" if entry.best is None else describe_config(entry.best)
-            rows.append((name, arguments[:-1], _ms(default), _ms(best), _ratio(entry.speedup), note))
-        return format_table(rows)
+    def summary(self) -> Summary:
+        """Returns a table, one line per entry: arguments, default and best time, speed-up, config; and totals."""
+        return Summary(tuple(map(_row, self.entries)), tuple(sorted(self.models)), len(self.unknown))
+
+
+def _row(entry: Entry) -> Row:
+    name, _, arguments = repr(entry.bound_args).partition("(")
+    failures = [o.stage for o in entry.outcomes.values() if isinstance(o, outcome_lib.Failure)]
+    time = entry.environment.get("time")
+    return Row(
+        op=name,
+        arguments=arguments[:-1],
+        device_kind=entry.device_kind,
+        config=None if entry.best is None else describe_config(entry.best),
+        default_ms=entry.median_ms(entry.default),
+        best_ms=entry.median_ms(entry.best),
+        measured=len(entry.outcomes) - len(failures),
+        failed=collections.Counter(failures),
+        error=entry.error,
+        time=None if time is None else str(time),
+    )
 
 
 def fit_models(entries: Iterable[Entry]) -> dict[tuple[str, str], model_lib.CostModel]:
@@ -347,27 +361,11 @@ def fit_models(entries: Iterable[Entry]) -> dict[tuple[str, str], model_lib.Cost
     return models
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g} ms"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
 def describe_config(config: Any) -> str:
     """Returns a config on one line, without the name of its class: `block_q=128, block_kv=512`."""
     if not dataclasses.is_dataclass(config):
         return repr(config)
     return ", ".join(f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config)) or "-"
-
-
-def format_table(rows: Iterable[Iterable[str]]) -> str:
-    """Aligns rows of text in columns; the first row is the header."""
-    rows = [tuple(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
 def parse_entries(items: Iterable[Any]) -> tuple[list[Entry], list[Any]]:

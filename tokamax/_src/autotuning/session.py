@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from tokamax._src import benchmarking, devices, environment, errors, numerics, timing
-from tokamax._src.autotuning import autotuner, guide, isolation, outcome
+from tokamax._src.autotuning import autotuner, gate, guide, isolation, outcome
 from tokamax._src.autotuning.result import Entry
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel import dataset, features
@@ -33,7 +33,8 @@ class Settings:
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
       timer: a timer or its name.
-      check: whether outputs must agree with the default's.
+      check: whether outputs are judged, see `gate`.
+      tolerance: the accepted error of outputs, as a share or by dtype name; None for the op's own.
       seed: seed of the inputs.
       search: `exhaustive` measures every config; `model` those that look best to a cost model and to what it measures
         on the way.
@@ -46,12 +47,14 @@ class Settings:
     rounds: int = 5
     timer: Any = "wall_clock_min"
     check: bool = True
+    tolerance: float | Mapping[str, float] | None = None
     seed: int = 0
     search: str = "exhaustive"
     budget: int | None = None
     isolation: str = "none"
 
     def __post_init__(self) -> None:
+        numerics.check_tolerance(self.tolerance)
         if self.search not in SEARCHES:
             raise errors.ArgumentError(f"search must be one of {SEARCHES}, got {self.search!r}")
         if self.isolation not in ISOLATIONS:
@@ -66,7 +69,10 @@ class Settings:
         searched = {} if self.search == "exhaustive" else {"search": self.search, "budget": self.budget}
         isolated = {} if self.isolation == "none" else {"isolation": self.isolation}
         timer = timing.timer_name(timing.get_timer(self.timer))
-        return {"timer": timer, "rounds": self.rounds, **searched, **isolated}
+        unchecked = {} if self.check else {"check": False}
+        tolerance = dict(self.tolerance) if isinstance(self.tolerance, Mapping) else self.tolerance
+        checked = {} if tolerance is None or not self.check else {"tolerance": tolerance}
+        return {"timer": timer, "rounds": self.rounds, **searched, **isolated, **unchecked, **checked}
 
 
 def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
@@ -99,8 +105,21 @@ def _in_this_process(
         with in_same_scope():
             return benchmarking.compile_function(function, inputs)
 
-    check = numerics.compare if settings.check else None
-    yield {"build": build, "timer": timer, "check": check, "timeout_s": settings.timeout_s}
+    judge = None
+    if settings.check:
+        compare, reference = gate.comparison(ba, settings.tolerance), gate.reference_of(ba, inputs)
+        judge = gate.Gate(compare, ba.default_config, reference and _called(reference, in_same_scope))
+    yield {"build": build, "timer": timer, "gate": judge, "timeout_s": settings.timeout_s}
+
+
+def _called(build: Callable[[], Any], scope: Callable[[], contextlib.ExitStack]) -> Callable[[], Any]:
+    """Returns a function that is called within a scope."""
+
+    def call() -> Any:
+        with scope():
+            return build()
+
+    return call
 
 
 @contextlib.contextmanager
@@ -108,16 +127,21 @@ def _isolated(
     ba: BoundArguments, inputs: Sequence[Any], settings: Settings, timer: timing.Timer
 ) -> Iterator[dict[str, Any]]:
     """Like `_in_this_process`, for configs that run in a worker process."""
+    gate.comparison(ba, settings.tolerance)  # An op whose tolerance makes no sense fails here, not in the process.
     worker = isolation.Worker(
-        ba, inputs, check=settings.check, timer=timer, device=devices.current(), timeout_s=settings.timeout_s
+        ba,
+        inputs,
+        check=settings.check,
+        tolerance=settings.tolerance,
+        timer=timer,
+        device=devices.current(),
+        timeout_s=settings.timeout_s,
     )
-    # The worker compares outputs itself, and its runs return what is wrong.
-    check = lambda reason, _: reason  # noqa: E731
     try:
         yield {
             "build": worker.build,
             "timer": worker.timer,
-            "check": check,
+            "gate": worker if settings.check else None,
             "timeout_s": _PATIENCE * settings.timeout_s,
         }
     finally:
@@ -130,6 +154,7 @@ def tune(
     *,
     teacher: guide.Teacher | None = None,
     budget: int | None = None,
+    extends: tuple[Entry, Sequence[Any]] | None = None,
     journal: autotuner.Journal | None = None,
     on_event: Callable[[autotuner.Event], None] | None = None,
     stop: threading.Event | None = None,
@@ -141,6 +166,8 @@ def tune(
       settings: how to tune.
       teacher: what a search by model learns from, and teaches.
       budget: how many configs this session may measure, if not as many as the settings say.
+      extends: an entry of an earlier session, and the configs that it lacks: only these, its winner and the default are
+        measured.
       journal: where findings are noted as they come, and read that an interrupted tuning noted.
       on_event: called once per finished config.
       stop: when set, the session ends with what was measured.
@@ -156,6 +183,10 @@ def tune(
         try:
             default = ba.default_config
             configs = ba.autotuning_configs
+            if extends is not None:
+                earlier, new = extends
+                configs = [*([] if earlier.best is None else [earlier.best]), *new]
+                about["extends"] = earlier.environment.get("time")
             if not ba.op.supported_on(devices.current()):
                 raise errors.UnsupportedError(f"{ba.op.registered_name()} does not run on {kind}")
             inputs = example_inputs(ba, seed=settings.seed)
@@ -183,6 +214,8 @@ def tune(
             stop=stop,
         )
     best = outcome.fastest(run.outcomes, default)
+    if (judge := ways["gate"]) is not None and judge.note is not None:
+        about["checked"] = judge.note
     if run.interrupted:
         about["interrupted"] = True
     entry = Entry(ba, kind, run.outcomes, default, best, about)

@@ -14,7 +14,7 @@ import pathlib
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import platformdirs
@@ -27,6 +27,8 @@ from tokamax._src.costmodel.model import CostModel
 
 _WINNERS_SCHEMA = "tokamax-winners"
 _WINNERS_VERSION = 1
+_CHECKED = {"check": True, "tolerance": None}
+"""How outputs were judged, where an environment does not say it: entries of another way say other things."""
 
 
 class Store(Protocol):
@@ -194,23 +196,52 @@ class DirectoryStore:
     def known_entry(self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any]) -> Entry | None:
         """Returns the newest entry of bound arguments that makes measuring them again needless, or None.
 
-        It must come from the present toolchain and the same timer, must not have been interrupted, and must cover the
-        whole space, or have been found by the same guided search.
+        It must be fresh, of the same timer and the same check, must not have been interrupted, and must cover the whole
+        space (with the entries that it extends), or have been found by the same guided search.
 
         Args:
           ba: the bound arguments.
           device_kind: the device.
           how: how they would be measured now, see `session.Settings.how`.
         """
-        for entry in reversed(self.entries(device_kind, ba.op.registered_name())):
-            was = entry.environment
-            same = entry.key == ba.key and was.get("timer") == how.get("timer")
-            if not same or was.get("interrupted") or environment.stale_parts(was):
-                continue
-            searched = all(was.get(name) == how.get(name) for name in ("search", "budget"))
-            if set(ba.autotuning_configs) <= set(entry.outcomes) or ("search" in how and searched):
+        usable = self._usable(ba, device_kind, how)
+        for i, entry in enumerate(usable):
+            searched = all(entry.environment.get(name) == how.get(name) for name in ("search", "budget"))
+            if set(ba.autotuning_configs) <= _covered(usable[i:]) or ("search" in how and searched):
                 return entry
         return None
+
+    def extensible_entry(
+        self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any]
+    ) -> tuple[Entry, list[Any]] | None:
+        """Returns the newest usable entry of an exhaustive tuning, and the configs that its space did not have yet.
+
+        To find the best of all it is enough to measure those, the winner of the entry, and the default, in one session:
+        samples of two sessions are never compared.
+
+        Args:
+          ba: the bound arguments.
+          device_kind: the device.
+          how: see `known_entry`.
+        """
+        usable = [e for e in self._usable(ba, device_kind, how) if "search" not in e.environment]
+        if "search" in how or not usable:
+            return None
+        entry, covered = usable[0], _covered(usable)
+        if entry.best is not None and entry.best not in (ba.default_config, *ba.autotuning_configs):
+            return None  # What is the best without it, no session has decided.
+        return entry, [c for c in ba.autotuning_configs if c not in covered]
+
+    def _usable(self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any]) -> list[Entry]:
+        """Returns the entries of bound arguments that were measured as they would be now, the newest first."""
+
+        def usable(entry: Entry) -> bool:
+            was = entry.environment
+            same = entry.key == ba.key and was.get("timer") == how.get("timer") and not was.get("interrupted")
+            checked = all(was.get(name, default) == how.get(name, default) for name, default in _CHECKED.items())
+            return same and checked and environment.is_fresh(was)
+
+        return list(filter(usable, reversed(self.entries(device_kind, ba.op.registered_name()))))
 
     def journal(
         self, ba: BoundArguments, device_kind: str, how: Mapping[str, Any], *, resume: bool = True
@@ -243,6 +274,20 @@ def file_stem(op: str) -> str:
     """Returns an op's name as a file name; names that would not survive get a hash, so that none collide."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", op)[:100].lstrip(".")
     return safe if safe == op else f"{safe}-{serialization.digest(op)[:8]}"
+
+
+def _covered(entries: Sequence[Entry]) -> set[Any]:
+    """Returns the configs among which the first of some entries decided: its own, and those of what it extends.
+
+    What it extends counts only if the winner of that ran again.
+    """
+    last, covered = entries[0], set(entries[0].outcomes)
+    for entry in entries[1:]:
+        extended = last.environment.get("extends")
+        is_it = extended is not None and extended == entry.environment.get("time")
+        if is_it and (entry.best is None or last.median_ms(entry.best) is not None):
+            last, covered = entry, covered | set(entry.outcomes)
+    return covered
 
 
 def _by_place(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:

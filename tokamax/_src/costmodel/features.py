@@ -289,6 +289,11 @@ class FeatureSpec:
                 return f"{name} is absent, in training it was always present"
         return None
 
+    def kin(self, scalars: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns described arguments with each category value that was never seen replaced by one that was."""
+        unseen = {n: seen for n, seen in self.categories.items() if n in scalars and str(scalars[n]) not in seen}
+        return {**scalars, **{name: seen[-1] for name, seen in unseen.items()}}
+
     def known(self, configs: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Returns which configs have the training configs' fields and values in their range, `[configs]`."""
         return np.array(
@@ -356,7 +361,7 @@ class FeatureSpec:
                 out[f"align({name})"] = math.nan if value is None else _alignment(int(value))
         for name in self.own_categories:
             out[f"is({name})"] = self._code(name, scalars)
-        # What hangs on two flags at once, say tf32 with one layout, is otherwise hidden behind splits that gain nothing.
+        # What hangs on two flags at once (tf32 with one layout, say) hides behind splits that alone gain nothing.
         for a, b in itertools.combinations(self.own_categories[:_MAX_PAIRED_CATEGORIES], 2):
             out[f"is({a}, {b})"] = self._code(a, scalars) * len(self.categories[b]) + self._code(b, scalars)
         own = [scalars.get(n) for n in self.own_numbers if n.endswith("]")]

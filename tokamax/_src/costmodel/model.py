@@ -234,7 +234,12 @@ class CostModel:
         if reason is None and (missing := set(self.spec_.extra).difference(*(extra or ()))):
             reason = f"the op's own features are missing: {', '.join(sorted(missing)[:5])}"
         if reason is not None:
-            return _abstaining(len(configs), default, reason)
+            found = _abstaining(len(configs), default, reason)
+            # A dtype or a flag that is new hardly changes which config wins; anything else that is new may.
+            if default is None or not usable.any() or self.spec_.mismatch(self.spec_.kin(scalars)) is not None:
+                return found
+            near = np.argsort(self.neighbours_.distances(*self.spec_.point(scalars)), kind="stable")
+            return dataclasses.replace(found, fallback=self._fallback(fields, near, default))
         scores, usable = self._scores(scalars, fields, usable, device, extra)
         distance = self.neighbours_.distances(*self.spec_.point(scalars))
         near = np.argsort(distance, kind="stable")
@@ -242,8 +247,11 @@ class CostModel:
         found = dataclasses.replace(found, nearest=self._shown(near[0]))
         if found.abstain is None or default is None:
             return found
-        table = self.neighbours_.table(fields, near[:_ASKED])
-        return dataclasses.replace(found, fallback=neighbours.unanimous(table, default))
+        return dataclasses.replace(found, fallback=self._fallback(fields, near, default))
+
+    def _fallback(self, fields: Sequence[Mapping[str, Any]], near: np.ndarray, default: int) -> int | None:
+        """Returns the config that beat the default on each of the nearest shapes; None if none did."""
+        return neighbours.unanimous(self.neighbours_.table(fields, near[:_ASKED]), default)
 
     def expect(
         self,

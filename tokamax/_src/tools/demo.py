@@ -4,6 +4,7 @@ Tunes a few hot shapes, runs a function with and without the result, saves and r
 what was just measured, predicts configs for shapes that were not tuned, and measures how good the predictions were.
 """
 
+import argparse
 import pathlib
 import statistics
 import tempfile
@@ -17,10 +18,33 @@ import numpy as np
 
 import tokamax
 from tokamax._src import devices, numerics
-from tokamax._src.autotuning.result import describe_config, format_table
+from tokamax._src.autotuning.result import describe_config
 from tokamax._src.inputs import example_inputs
+from tokamax._src.tables import format_table
+from tokamax._src.tools import common
 
 Say = Callable[[str], None]
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = common.add_command(
+        commands,
+        "demo",
+        command,
+        about="tune a few ops on this machine, learn, predict, and check the predictions",
+        example="tokamax demo",
+    )
+    parser.add_argument("--device", help="JAX platform to run on, such as cpu or gpu (default: JAX's own default)")
+
+
+def command(args: argparse.Namespace) -> int:
+    """Runs the demo and prints what it found."""
+    report = run(device=args.device, progress_bar=not args.json, say=(lambda text: None) if args.json else print)
+    if args.json:
+        common.print_json(report)
+    return 0
+
 
 _F32 = jnp.float32
 

@@ -450,6 +450,9 @@ class XlaChunkedDotProductAttentionVjp(Op[..., Any, Any, Any, Any]):
             "bias": None if bias is None or dbias is None else dbias.reshape(bias.shape).astype(bias.dtype),
         }, None
 
+    def _reference(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedDotProductAttentionVjpConfig:
         return PLAIN_VJP
 
@@ -556,6 +559,9 @@ class XlaChunkedDotProductAttention(Op[..., Any, Any, Any, Any]):
             return out, None
         rows = (call.q.shape[0], query.shape[-2], query.shape[-3])
         return out, (maxima[0].reshape(rows), maxima[1].reshape(rows))
+
+    def _reference(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedDotProductAttentionConfig:
         return PLAIN

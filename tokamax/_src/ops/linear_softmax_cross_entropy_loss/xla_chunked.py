@@ -290,6 +290,9 @@ class XlaChunkedLinearSoftmaxCrossEntropyLossVjp(op.Op):
         dx, dw = gradients(x, labels, weights, lse, scale, config=config, precision=precision)
         return (dx, None, dw), None
 
+    def _reference(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedLinearSoftmaxCrossEntropyLossVjpConfig:
         return XlaChunkedLinearSoftmaxCrossEntropyLossVjpConfig()
 
@@ -372,6 +375,9 @@ class XlaChunkedLinearSoftmaxCrossEntropyLoss(op.Op):
             return base.reference(x, labels, weights, reduction, precision)
         lse, picked = lse_and_label_logits(x, labels, weights, config=config, precision=precision)
         return base.reduce(lse - picked, reduction), lse
+
+    def _reference(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedLinearSoftmaxCrossEntropyLossConfig:
         return XlaChunkedLinearSoftmaxCrossEntropyLossConfig()

@@ -340,6 +340,9 @@ class XlaChunkedRaggedDotVjp(op.Op):
             )
         return (dlhs, drhs, None), None
 
+    def _reference(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedRaggedDotVjpConfig:
         return XlaChunkedRaggedDotVjpConfig()
 
@@ -428,6 +431,9 @@ class XlaChunkedRaggedDot(op.Op):
             return base.reference(lhs, rhs, group_sizes, precision, preferred_element_type), None
         out = ragged_dot(lhs, rhs, group_sizes, config=config, precision=precision, out_dtype=preferred_element_type)
         return out, None
+
+    def _reference(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedRaggedDotConfig:
         return XlaChunkedRaggedDotConfig()

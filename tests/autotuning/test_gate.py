@@ -1,0 +1,169 @@
+"""What counts as a right output."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tokamax
+from gated import TIMER, LooseMean, Mean, Way
+from tokamax._src import devices, errors
+from tokamax._src.autotuning import isolation
+from tokamax.autotuning import Failure
+from toy import TableTimer
+
+X = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+
+
+def tune(op, x=X, **options):
+    options = {"timer": TIMER, "rounds": 1, "progress_bar": False, "isolation": "none"} | options
+    (entry,) = tokamax.autotune(op.bind(x), **options).entries
+    assert entry.error is None
+    return entry
+
+
+def wrong(entry):
+    return {c.way: o.stage for c, o in entry.outcomes.items() if isinstance(o, Failure)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_idle_processes_stay():
+    yield
+    while isolation._Process._idle:
+        isolation._Process._idle.pop().kill()
+
+
+@pytest.mark.parametrize("isolated", ["none", "process"])
+def test_a_default_that_is_wrong_is_noted_and_what_is_right_wins(isolated):
+    entry = tune(Mean(ways=("plain", "zeros", "off"), default="zeros"), isolation=isolated)
+    assert wrong(entry) == {"off": "check"}
+    assert "the default's output is not that of the reference: error" in entry.environment["checked"]
+
+
+@pytest.mark.parametrize("isolated", ["none", "process"])
+def test_a_reference_that_is_wrong_fails_nothing_but_what_the_default_would(isolated):
+    entry = tune(Mean(ways=("plain", "zeros"), broken="wrong"), isolation=isolated)
+    assert wrong(entry) == {"zeros": "check"} and entry.best == Way("plain")
+
+
+def test_without_the_default_the_reference_judges_alone():
+    """Before, the first config that ran was the yardstick: `off`, by its name."""
+
+    @dataclasses.dataclass(frozen=True)
+    class NoDefault(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            if config.way == "default":
+                raise ValueError("no default")
+            return super()._fwd(x, return_residuals=return_residuals, config=config)
+
+    entry = tune(NoDefault(ways=("off", "plain", "zeros"), default="default"))
+    assert wrong(entry) == {"default": "compile", "off": "check", "zeros": "check"}
+    assert entry.best == Way("plain")
+
+
+@pytest.mark.parametrize(
+    ("broken", "isolated", "noted"),
+    [
+        ("raises", "none", "ZeroDivisionError: no reference"),
+        ("raises", "process", "ZeroDivisionError: no reference"),
+        ("exits", "process", "exit code 3"),
+        ("hangs", "none", "exceeds the limit"),
+    ],
+)
+def test_a_reference_that_cannot_run_gives_way_to_the_default(broken, isolated, noted):
+    timeout = 5.0 if broken == "hangs" else 60.0
+    entry = tune(Mean(ways=("plain", "zeros"), broken=broken), isolation=isolated, timeout=timeout)
+    assert wrong(entry) == {"zeros": "check"} and noted in entry.environment["checked"]
+
+
+def test_a_reference_that_would_fill_the_memory_does_not_run(monkeypatch):
+    facts = dataclasses.replace(devices.facts(), memory_bytes=100)
+    monkeypatch.setattr(devices, "facts", lambda kind=None: facts)
+    assert "GiB" in tune(Mean()).environment["checked"]
+
+
+def test_16_bit_outputs_are_compared_with_a_reference_of_32_bits_and_their_own_tolerance():
+    x = jnp.asarray(100 + np.random.default_rng(0).normal(size=(4, 2048)), jnp.float16)
+    entry = tune(Mean(ways=("plain", "zeros")), x)
+    assert wrong(entry) == {"zeros": "check"} and "checked" not in entry.environment
+
+
+def test_sums_in_16_bits_that_saturate_are_wrong_even_if_the_default_saturates_alike():
+    """The default's own output was the yardstick before."""
+    x = jnp.full((4, 4096), 100.0, jnp.float16)
+    entry = tune(Mean(ways=("plain", "half", "off"), default="half"), x)
+    assert "not that of the reference" in entry.environment["checked"]
+    assert wrong(entry) == {} and entry.best == Way("off")  # 1 % is within the tolerance of 16 bits.
+
+
+def test_another_dtype_than_the_default_s_is_wrong():
+    assert wrong(tune(Mean(ways=("plain", "bf16")))) == {"bf16": "check"}
+
+
+def test_tolerance_of_a_call_comes_before_that_of_the_op_and_that_before_the_dtype_s():
+    ways = ("plain", "off")
+    assert wrong(tune(Mean(ways=ways))) == {"off": "check"}
+    assert wrong(tune(Mean(ways=ways), tolerance=0.1)) == {}
+    assert wrong(tune(LooseMean(ways=ways))) == {}
+    assert wrong(tune(LooseMean(ways=ways), tolerance=1e-4)) == {"off": "check"}
+    assert wrong(tune(LooseMean(ways=ways), tolerance={"bfloat16": 0.1})) == {"off": "check"}
+    assert wrong(tune(LooseMean(ways=ways), tolerance=0.1, isolation="process")) == {}
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "0.1", True, {"float99": 0.1}, {"float32": -1}])
+def test_a_tolerance_that_makes_no_sense_is_an_error_before_any_work(bad):
+    with pytest.raises(errors.ArgumentError, match="tolerance must be the accepted error"):
+        tune(Mean(), tolerance=bad)
+
+
+def test_a_result_that_changes_between_two_runs_is_wrong():
+    """A race, or memory that a config leaves unwritten. The first output is right, so that one run shows nothing."""
+    runs = itertools.count()
+
+    @dataclasses.dataclass(frozen=True)
+    class Racy(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            mean = x.mean(1)
+            if config.way != "racy":
+                return mean, None
+            return jax.pure_callback(lambda m: m + next(runs), jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    entry = tune(Racy(ways=("plain", "racy")))
+    assert wrong(entry) == {"racy": "check"}
+    assert "two runs must give the same output" in entry.outcomes[Way("racy")].reason
+
+
+def test_an_entry_that_was_checked_otherwise_is_not_reused():
+    assert wrong(tune(Mean(ways=("plain", "off")), check=False)) == {}
+    assert wrong(tune(Mean(ways=("plain", "off")))) == {"off": "check"}
+    assert wrong(tune(Mean(ways=("plain", "off")), tolerance=0.1)) == {}
+
+
+@pytest.mark.parametrize("family", ["attention", "loss", "ragged_dot"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_ops_and_their_vjps_agree_with_their_references(family, dtype):
+    x = jnp.ones((1, 32, 2, 16), dtype)
+    f, args = {
+        "attention": (lambda x: tokamax.dot_product_attention(x, x, x).sum(), (x,)),
+        "loss": (
+            lambda x, w: tokamax.linear_softmax_cross_entropy_loss(x, jnp.zeros((32,), jnp.int32), w),
+            (x[0, :, 0], jnp.ones((16, 64), dtype)),
+        ),
+        "ragged_dot": (
+            lambda x, w: tokamax.ragged_dot(x, w, jnp.array([20, 12], jnp.int32)).sum(),
+            (x[0, :, 0], jnp.ones((2, 16, 8), dtype)),
+        ),
+    }[family]
+    bound = tokamax.autotuning.get_bound_args(jax.grad(f), *args)
+    tunable = [ba for ba in bound if ba.has_reference]
+    assert len(tunable) == 2
+    for ba in tunable:
+        few = sorted(ba.autotuning_configs, key=repr)[:2]
+        object.__setattr__(ba, "autotuning_configs", tuple(few))
+        options = {"rounds": 1, "progress_bar": False, "isolation": "none", "timer": TableTimer(lambda c, ba: 1.0)}
+        (entry,) = tokamax.autotune(ba, **options).entries
+        assert entry.error is None and "checked" not in entry.environment
+        assert not [o for o in entry.outcomes.values() if isinstance(o, Failure)]
