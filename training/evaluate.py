@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--table", action="append", choices=("h100", "a100", "full_grid"))
     parser.add_argument("--json", action="store_true")
-    args, _ = parser.parse_known_args(arguments)
+    args, further = parser.parse_known_args(arguments)
+    if args.table and further:
+        parser.error(f"with --table only --json may come, got {' '.join(further)}")
     if not args.table:
         return cli.main(["evaluate", "--data", str(ROOT / "data"), *arguments])
     reports = judge_tables(args.table)

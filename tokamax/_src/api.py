@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import difflib
-import functools
 import inspect
 import os
 import pathlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -24,6 +23,8 @@ from tokamax._src.costmodel import dataset
 from tokamax._src.dispatch import warn
 from tokamax._src.op import NullConfig
 from tokamax._src.tables import Report
+
+_T = TypeVar("_T")
 
 
 def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, ...]:
@@ -267,9 +268,12 @@ def _tune_all(
         journal = store.private().journal(ba, devices.device_kind(), settings.how(), resume=resume and not ignore_cache)
         with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress, _closed(journal):
             try:
-                extends = None if ignore_cache else _extensible_entry(ba, settings.how())
-                tune = functools.partial(session.tune, extends=extends) if course is None else course.tune
-                entry, interrupted = tune(ba, settings, journal=journal, on_event=progress.event, stop=stop)
+                told = {"journal": journal, "on_event": progress.event, "stop": stop}
+                if course is None:
+                    extends = None if ignore_cache else _extensible_entry(ba, settings.how())
+                    entry, interrupted = session.tune(ba, settings, extends=extends, **told)
+                else:
+                    entry, interrupted = course.tune(ba, settings, **told)
             except KeyboardInterrupt:
                 break
             entries[i] = entry
@@ -314,10 +318,7 @@ class _Course:
 
 
 def _space_size(ba: BoundArguments) -> int:
-    try:
-        return len(ba.autotuning_configs)
-    except Exception:  # The session records why.
-        return 0
+    return _unless_it_raises(lambda: len(ba.autotuning_configs)) or 0
 
 
 @contextlib.contextmanager
@@ -369,20 +370,22 @@ def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Boun
 def _known_entry(ba: BoundArguments, how: Mapping[str, Any]) -> Entry | None:
     """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
     stores = [*([store.private()] if options.private_cache.value else []), store.library()]
-    try:
-        found = [place.known_entry(ba, devices.device_kind(), how) for place in stores]
-    except Exception:  # A space that raises, say: the session records why.
-        return None
-    return next((entry for entry in found if entry is not None), None)
+    found = (place.known_entry(ba, devices.device_kind(), how) for place in stores)
+    return _unless_it_raises(lambda: next((entry for entry in found if entry is not None), None))
 
 
 def _extensible_entry(ba: BoundArguments, how: Mapping[str, Any]) -> tuple[Entry, list[Any]] | None:
     """Returns an entry of the private cache that needs to be extended alone, and the configs it lacks; or None."""
     if not options.private_cache.value:
         return None
+    return _unless_it_raises(lambda: store.private().extensible_entry(ba, devices.device_kind(), how))
+
+
+def _unless_it_raises(look: Callable[[], _T]) -> _T | None:
+    """Returns what a look at an op finds; None if it raises, as for a space that does: the session records why."""
     try:
-        return store.private().extensible_entry(ba, devices.device_kind(), how)
-    except Exception:  # A space that raises, say: the session records why.
+        return look()
+    except Exception:
         return None
 
 
@@ -476,9 +479,8 @@ class CheckReport(Report):
         """See `Report`."""
         rows = [("op", "arguments", "config", "source", "compiles")]
         for ba, choice, reason in self.rows:
-            name, _, arguments = repr(ba).partition("(")
             config, source = ("-", "error") if choice is None else (describe_config(choice.config), choice.source)
-            rows.append((name, arguments[:-1], config, source, reason or "yes"))
+            rows.append((ba.op.registered_name(), ba.shown_arguments, config, source, reason or "yes"))
         return rows
 
     def total(self) -> str:

@@ -182,11 +182,15 @@ class BoundArguments:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    def __repr__(self) -> str:
+    @property
+    def shown_arguments(self) -> str:
+        """The arguments in words: those that are not at their defaults."""
         defaults = {name: p.default for name, p in self.op.signature.parameters.items()}
         shown = {n: v for n, v in self.abstract.items() if v is not None and not _is_default(v, defaults[n])}
-        parts = (f"{name}={_text(value)}" for name, value in shown.items())
-        return f"{self.op.registered_name()}({', '.join(parts)})"
+        return ", ".join(f"{name}={_text(value)}" for name, value in shown.items())
+
+    def __repr__(self) -> str:
+        return f"{self.op.registered_name()}({self.shown_arguments})"
 
     @functools.cached_property
     def _bound(self) -> inspect.BoundArguments:

@@ -55,10 +55,10 @@ class Explanation(Report):
 
     def _totals(self) -> dict[str, dict[str, Any]]:
         calls: collections.Counter[str] = collections.Counter()
-        times: collections.Counter[str] = collections.Counter()
+        times: dict[str, float] = collections.defaultdict(float)
         for ba, choice in self.rows:
             calls[_source(choice)] += 1
-            times[_source(choice)] += ba.usage.time_ms if ba.usage else 0.0  # pyright: ignore[reportArgumentType]
+            times[_source(choice)] += ba.usage.time_ms if ba.usage else 0.0
         whole = sum(times.values())
         return {
             source: {
@@ -74,13 +74,12 @@ class Explanation(Report):
         whole = sum(ba.usage.time_ms for ba, _ in self.rows if ba.usage)
         rows = [("op", "arguments", "config", "source", "expected loss", *(["time"] if whole else []), "detail")]
         for ba, choice in self.rows:
-            name, _, arguments = repr(ba).partition("(")
             shares = [_share(ba.usage.time_ms / whole) if ba.usage else "-"] if whole else []
             if isinstance(choice, ConfigChoice):
                 config, loss, detail = describe_config(choice.config), _loss(choice), choice.detail
             else:
                 config, loss, detail = "-", "-", str(choice)
-            rows.append((name, arguments[:-1], config, _source(choice), loss, *shares, detail))
+            rows.append((ba.op.registered_name(), ba.shown_arguments, config, _source(choice), loss, *shares, detail))
         return rows
 
     def total(self) -> str:

@@ -70,7 +70,7 @@ class Gate:
             self._reference = (limited(compiled.run),)
         except Exception as error:
             reason = "it exceeds the limit" if _is_limit(error) else Failure.of("run", error).reason
-            self.note = f"checked against the default, since the reference cannot run: {reason}"
+            self.note = without_reference(reason)
 
     def try_out(self, config: Any, run: Callable[[], Any], limited: Limited) -> str | None:
         """Runs a config for the first and the second time; returns what is wrong, None if nothing is.
@@ -105,6 +105,11 @@ class Gate:
             return self.compare(output, expected)
         except Exception as error:
             return Failure.of("check", error).reason
+
+
+def without_reference(reason: str) -> str:
+    """Returns the note that the default stands in for the reference."""
+    return f"checked against the default, since the reference cannot run: {reason}"
 
 
 def _is_limit(error: Exception) -> bool:

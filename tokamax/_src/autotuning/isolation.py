@@ -229,8 +229,7 @@ class Worker:
             self._with_reference, self.note = self._ask_once("prepare", None, None, "compile")
         except ConfigFailed as failed:
             self._with_reference = False
-            reason = failed.failure.reason
-            self.note = f"checked against the default, since the reference cannot run: {reason}"
+            self.note = gate.without_reference(failed.failure.reason)
 
     def try_out(self, config: Any, run: Any, limited: Any) -> str | None:
         """See `autotuner.Gate`; the limits are held here.

@@ -325,12 +325,12 @@ class AutotuningResult:
 
 
 def _row(entry: Entry) -> Row:
-    name, _, arguments = repr(entry.bound_args).partition("(")
+    ba = entry.bound_args
     failures = [o.stage for o in entry.outcomes.values() if isinstance(o, outcome_lib.Failure)]
     time = entry.environment.get("time")
     return Row(
-        op=name,
-        arguments=arguments[:-1],
+        op=ba.op.registered_name(),
+        arguments=ba.shown_arguments,
         device_kind=entry.device_kind,
         config=None if entry.best is None else describe_config(entry.best),
         default_ms=entry.median_ms(entry.default),

@@ -224,8 +224,10 @@ class DirectoryStore:
           device_kind: the device.
           how: see `known_entry`.
         """
+        if "search" in how:
+            return None
         usable = [e for e in self._usable(ba, device_kind, how) if "search" not in e.environment]
-        if "search" in how or not usable:
+        if not usable:
             return None
         entry, covered = usable[0], _covered(usable)
         if entry.best is not None and entry.best not in (ba.default_config, *ba.autotuning_configs):

@@ -238,16 +238,19 @@ class CostModel:
             # A dtype or a flag that is new hardly changes which config wins; anything else that is new may.
             if default is None or not usable.any() or self.spec_.mismatch(self.spec_.kin(scalars)) is not None:
                 return found
-            near = np.argsort(self.neighbours_.distances(*self.spec_.point(scalars)), kind="stable")
-            return dataclasses.replace(found, fallback=self._fallback(fields, near, default))
+            return dataclasses.replace(found, fallback=self._fallback(fields, self._nearest(scalars)[0], default))
         scores, usable = self._scores(scalars, fields, usable, device, extra)
-        distance = self.neighbours_.distances(*self.spec_.point(scalars))
-        near = np.argsort(distance, kind="stable")
+        near, distance = self._nearest(scalars)
         found = self._decide(scores, usable, default, float(distance[near[0]]))
         found = dataclasses.replace(found, nearest=self._shown(near[0]))
         if found.abstain is None or default is None:
             return found
         return dataclasses.replace(found, fallback=self._fallback(fields, near, default))
+
+    def _nearest(self, scalars: Mapping[str, features.Scalar]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the training shapes by distance, the nearest first, and the distance of each, `[shapes]` both."""
+        distance = self.neighbours_.distances(*self.spec_.point(scalars))
+        return np.argsort(distance, kind="stable"), distance
 
     def _fallback(self, fields: Sequence[Mapping[str, Any]], near: np.ndarray, default: int) -> int | None:
         """Returns the config that beat the default on each of the nearest shapes; None if none did."""

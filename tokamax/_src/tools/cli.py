@@ -10,6 +10,7 @@ from tokamax._src import errors
 from tokamax._src.tools import (
     bound_args,
     cache,
+    common,
     completion,
     demo,
     doctor,
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_: common.say(f"warning: {message}")
             return args.run(args)
     except KeyboardInterrupt:
         return 130
@@ -64,5 +65,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (errors.TokamaxError, OSError) as error:
-        print(f"tokamax {args.command}: {error}", file=sys.stderr)
+        common.say(f"tokamax {args.command}: {error}")
         return 2

@@ -3,7 +3,6 @@
 import argparse
 import math
 import pathlib
-import sys
 from typing import Any
 
 from tokamax._src import api, errors, suggest, training
@@ -82,6 +81,6 @@ def run(args: argparse.Namespace) -> int:
     ]
     common.print_either(args, data, "\n".join(blocks))
     if not any(item.written for item in trained):
-        print(f"no model was written; measured sweeps found in {place.data}: {len(trained)}", file=sys.stderr)
+        common.say(f"no model was written; measured sweeps found in {place.data}: {len(trained)}")
         return 1
     return 0

@@ -16,7 +16,7 @@ import numpy as np
 from tokamax._src import registry, shapes
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.op import Op
-from tokamax._src.ops import blocks
+from tokamax._src.ops import blocks, plain_form
 from tokamax._src.ops.dot_product_attention import base
 from tokamax._src.ops.dot_product_attention.base import MASKED, Call, DotProductAttention, Statics
 
@@ -450,8 +450,7 @@ class XlaChunkedDotProductAttentionVjp(Op[..., Any, Any, Any, Any]):
             "bias": None if bias is None or dbias is None else dbias.reshape(bias.shape).astype(bias.dtype),
         }, None
 
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+    _reference = plain_form.reference
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedDotProductAttentionVjpConfig:
         return PLAIN_VJP
@@ -560,8 +559,7 @@ class XlaChunkedDotProductAttention(Op[..., Any, Any, Any, Any]):
         rows = (call.q.shape[0], query.shape[-2], query.shape[-3])
         return out, (maxima[0].reshape(rows), maxima[1].reshape(rows))
 
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+    _reference = plain_form.reference
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedDotProductAttentionConfig:
         return PLAIN

@@ -18,7 +18,7 @@ import numpy as np
 
 from tokamax._src import op, registry
 from tokamax._src.bound_arguments import BoundArguments
-from tokamax._src.ops import blocks
+from tokamax._src.ops import blocks, plain_form
 from tokamax._src.ops.linear_softmax_cross_entropy_loss import base
 
 
@@ -290,8 +290,7 @@ class XlaChunkedLinearSoftmaxCrossEntropyLossVjp(op.Op):
         dx, dw = gradients(x, labels, weights, lse, scale, config=config, precision=precision)
         return (dx, None, dw), None
 
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+    _reference = plain_form.reference
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedLinearSoftmaxCrossEntropyLossVjpConfig:
         return XlaChunkedLinearSoftmaxCrossEntropyLossVjpConfig()
@@ -376,8 +375,7 @@ class XlaChunkedLinearSoftmaxCrossEntropyLoss(op.Op):
         lse, picked = lse_and_label_logits(x, labels, weights, config=config, precision=precision)
         return base.reduce(lse - picked, reduction), lse
 
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+    _reference = plain_form.reference
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedLinearSoftmaxCrossEntropyLossConfig:
         return XlaChunkedLinearSoftmaxCrossEntropyLossConfig()

@@ -20,7 +20,7 @@ from jax import lax
 
 from tokamax._src import op, registry
 from tokamax._src.bound_arguments import BoundArguments
-from tokamax._src.ops import blocks
+from tokamax._src.ops import blocks, plain_form
 from tokamax._src.ops.ragged_dot import base
 
 _MAX_GATHERED_BYTES = 128 * 2**20
@@ -340,8 +340,7 @@ class XlaChunkedRaggedDotVjp(op.Op):
             )
         return (dlhs, drhs, None), None
 
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+    _reference = plain_form.reference
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedRaggedDotVjpConfig:
         return XlaChunkedRaggedDotVjpConfig()
@@ -432,8 +431,7 @@ class XlaChunkedRaggedDot(op.Op):
         out = ragged_dot(lhs, rhs, group_sizes, config=config, precision=precision, out_dtype=preferred_element_type)
         return out, None
 
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fwd(*args, **kwargs, return_residuals=False, config=self.config_cls())[0]
+    _reference = plain_form.reference
 
     def _get_heuristics_config(self, ba: BoundArguments) -> XlaChunkedRaggedDotConfig:
         return XlaChunkedRaggedDotConfig()
