@@ -86,7 +86,11 @@ class Page:
 
     def complaints(self) -> list[str]:
         """Returns what the browser logged since the page was opened."""
-        return [json.dumps(e["params"]) for e in self.events if e.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")]
+        return [
+            json.dumps(e["params"])
+            for e in self.events
+            if e.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")
+        ]
 
     def screenshot(self, path: pathlib.Path, *, whole: bool = True) -> bytes:
         """Writes a picture of the page, also of what lies below the window, as PNG; returns its bytes."""

@@ -12,6 +12,9 @@ SLOWEST = 2.0
 LEAST_LOSS = 0.1
 """Per cent of loss that the curves end at: what is less is noise as a rule."""
 
+_LEAST_GAP = 0.13
+"""Share of an axis that two of its labels need between them."""
+
 CURVES: Mapping[str, tuple[str, str, str]] = {
     "model": ("model", "-", "o"),
     "5 nearest": ("nearest-5", "--", "s"),
@@ -32,10 +35,10 @@ def _ratio_axis(axis: Any, most: float) -> None:
     """Puts ticks of ratios on a logarithmic axis that begins at 1."""
     from matplotlib import ticker
 
-    steps = (1.0, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000, 10_000)
-    ticks = [t for t in steps if t <= most * 1.001]
-    while len(ticks) > 6:
-        ticks = [ticks[0], *ticks[2::2]] if len(ticks) % 2 else [ticks[0], *ticks[1::2]]
+    ticks = [1.0]
+    for tick in (1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000, 10_000):
+        if tick <= most and math.log(tick / ticks[-1]) >= _LEAST_GAP * math.log(most):
+            ticks.append(tick)
     axis.set_major_locator(ticker.FixedLocator(ticks))
     axis.set_minor_locator(ticker.NullLocator())
     axis.set_major_formatter(_ratio_text)
@@ -64,7 +67,7 @@ def times(name: str, op: str, rows: Sequence[Mapping[str, Any]]) -> str:
                 label=mark,
                 gid=f"{name}-{mark}",
                 color="none" if hollow else colour,
-                edgecolors=colour if hollow or mark == "fastest" else "none",
+                edgecolors=colour if hollow else None,
                 linewidths=2 if hollow or mark == "fastest" else 0,
                 alpha=0.55 if mark == "configs" else None,
                 zorder={"configs": 2, "default": 3, "fastest": 4, "chosen": 5}[mark],
@@ -257,6 +260,34 @@ def shares(name: str, title: str, rows: Mapping[str, Mapping[str, float]]) -> st
         for row, found in rows.items()
     )
     return svg(name, title, told, 0.75 + 0.42 * len(rows), (0.65, 0.3, 0.25, 0.35), draw)
+
+
+def speedups(name: str, ops: Sequence[Mapping[str, Any]]) -> str:
+    """Draws the speed-up of each op over its default: geometric mean and largest."""
+    most = max([1.1, *(op["largest_speedup"] for op in ops)])
+
+    def draw(axes: Any) -> None:
+        axes.set_xscale("log")
+        for y, op in enumerate(ops):
+            bars = axes.barh(y, op["speedup"] - 1, left=1, height=0.3, color=COLOURS["chosen"])
+            bars[0].set_gid(f"{name}-{y}")
+            axes.plot(
+                [op["largest_speedup"]],
+                [y],
+                marker="o",
+                markersize=5,
+                color=COLOURS["muted"],
+                gid=f"{name}-{y}-largest",
+            )
+            axes.text(1, y - 0.25, _cut(op["op"]), fontsize=9)
+        axes.set_xlim(1, most * 1.03)
+        axes.set_ylim(len(ops) - 0.6, -0.7)
+        _ratio_axis(axes.xaxis, most)
+        axes.set_yticks([])
+        axes.set_xlabel("default time over chosen time (log scale)")
+
+    told = "; ".join(f"{op['op']} {op['speedup']:.2f}x, at most {op['largest_speedup']:.2f}x" for op in ops)
+    return svg(name, "Speed-up over the default, by op", told, 0.75 + 0.42 * len(ops), (0.12, 0.5, 0.2, 0.05), draw)
 
 
 def counts(name: str, title: str, found: Mapping[str, int]) -> str:

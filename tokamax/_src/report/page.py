@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokamax._src.report import figures
+from tokamax._src.report.content import OPS_DRAWN
 from tokamax._src.report.style import STYLE
 from tokamax._src.report.sweeps import SHAPES_DRAWN
 from tokamax._src.tables import html_table
@@ -29,7 +30,10 @@ def page(data: Mapping[str, Any]) -> str:
     parts = [
         f'<h1>{title}</h1><p class="muted">{html.escape(", ".join(data["device_kinds"]))}</p>',
         _tiles(data),
+        '<div class="cards">',
         *_coverage(data["coverage"]),
+        *_speedups(data["ops"]),
+        "</div>",
         *_ops(data["ops"]),
         *_failures(data["failures"], data["untunable"]),
         _environment(data["environment"]),
@@ -79,10 +83,9 @@ def _coverage(told: Mapping[str, Any] | None) -> list[str]:
         )
     figure = figures.shares("coverage", "Which configs run, by source", rows)
     return [
-        "<h2>Which configs run</h2>",
         _figure(
             figure,
-            "Coverage by source",
+            "Which configs run, by source",
             f"Where the configs of {len(told['ops'])} calls come from on {told['device_kind']}: exact is measured, "
             "model is predicted, heuristic is the op's default.",
             table,
@@ -90,21 +93,29 @@ def _coverage(told: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _ops(ops: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not ops:
+def _speedups(ops: Sequence[Mapping[str, Any]]) -> list[str]:
+    known = [op for op in ops if op["speedup"] is not None]
+    if not known:
         return []
-    table = [("op", "device", "shapes", "configs", "speed-up", "largest")]
+    devices = len({op["device_kind"] for op in ops}) > 1
+    table = [("op", *(["device"] if devices else []), "shapes", "configs", "speed-up", "largest")]
     for op in ops:
+        names = (op["op"], op["device_kind"]) if devices else (op["op"],)
         counts = f"{op['shapes']:,}", f"{op['configs']:,}"
-        table.append((op["op"], op["device_kind"], *counts, _ratio(op["speedup"]), _ratio(op["largest_speedup"])))
+        table.append((*names, *counts, _ratio(op["speedup"]), _ratio(op["largest_speedup"])))
+    which = f" The {OPS_DRAWN} of {len(known)} that gain most." if len(known) > OPS_DRAWN else ""
+    text = f"The default's time over the chosen config's: geometric mean over shapes (bar) and largest (dot).{which}"
+    figure = figures.speedups("speedups", known[:OPS_DRAWN])
+    return [_figure(figure, "Speed-up over the defaults, by op", text, table)]
+
+
+def _ops(ops: Sequence[Mapping[str, Any]]) -> list[str]:
     drawn = [op for op in ops if "times" in op]
-    parts = [
-        "<h2>Ops</h2>",
-        "<p class=\"muted\">Speed-up is the default's time over the chosen config's, geometric mean over shapes.</p>",
-        f'<div class="card wide">{html_table(table, f"{len(ops)} ops and devices")}</div>',
-    ]
+    links = (f'<a href="#op{i}">{html.escape(op["op"])}</a>' for i, op in enumerate(drawn))
+    parts = ["<h2>Ops</h2>", f'<nav aria-label="Ops">{"".join(links)}</nav>'] if drawn else []
     for number, op in enumerate(drawn):
-        parts += [f"<h3>{html.escape(op['op'])}</h3>", f'<p class="muted">{html.escape(op["device_kind"])}</p>']
+        facts = f"{op['device_kind']}, {op['shapes']:,} shapes, {op['configs']:,} configs measured"
+        parts += [f'<h3 id="op{number}">{html.escape(op["op"])}</h3>', f'<p class="muted">{html.escape(facts)}</p>']
         parts += ['<div class="cards">', *_figures_of(f"op{number}", op), "</div>"]
     if len(drawn) < len(ops):
         parts += [f'<p class="muted">{len(ops) - len(drawn)} {_NO_FIGURES}.</p>']
@@ -119,7 +130,8 @@ def _figures_of(name: str, op: Mapping[str, Any]) -> list[str]:
         f"The {len(drawn)} of {len(rows)} shapes whose default loses most" if len(drawn) < len(rows) else "Each shape"
     )
     text = f"{which}: the time of every config over that of the fastest one. Chosen is what dispatch uses."
-    parts = [_figure(figures.times(f"{name}-times", op["op"], drawn), "Times of the configs", text, _times_table(rows))]
+    figure = figures.times(f"{name}-times", op["op"], drawn)
+    parts = [_figure(figure, "Times of the configs", text, _times_table(rows), tall=True)]
     for i, knobs in enumerate(op["knobs"]):
         a, b = knobs["knobs"]
         text = "The best such config's time over the fastest one's, geometric mean over the shapes that have one."
@@ -156,28 +168,29 @@ def _model(name: str, op: str, judged: Mapping[str, Any]) -> list[str]:
     if judged["kind"] == "none":
         return [f'<div class="card"><b>Predictions</b><p class="muted">{html.escape(judged["note"])}</p></div>']
     data = judged["predicted"]
+    order, error = data["rank_correlation"], data["median_error"]
+    cells = "-" if order is None else f"{order:.3f}", "-" if error is None else f"{100 * error:.1f} %"
     table = [("shapes", "configs", "rank correlation by shape", "median error")]
-    error, order = data["median_error"], data["rank_correlation"]
-    table.append(
-        (
-            str(data["shapes"]),
-            str(data["configs"]),
-            "-" if order is None else f"{order:.3f}",
-            "-" if error is None else f"{100 * error:.1f} %",
-        )
-    )
+    table.append((str(data["shapes"]), str(data["configs"]), *cells))
+    text = f"{judged['note']} Rank correlation by shape {cells[0]}, median error {cells[1]}."
     figure = figures.predictions(f"{name}-predicted", op, data)
-    parts = [_figure(figure, "Predicted against measured", judged["note"], table)]
+    parts = [_figure(figure, "Predicted against measured", text, table)]
     if (regret := judged.get("regret")) is not None:
-        figure = figures.regret(f"{name}-regret", op, regret)
-        text = "The best of the first k configs of each chooser's order, on held-out shapes: lower is better."
-        table = [("chooser", "first choice that runs", *(f"best of {k}" for k in regret["measured"]))]
-        table += [
-            (chooser, f"{regret['chosen'][chooser]:.3f}", *(f"{e:.3f}" for e in curve))
-            for chooser, curve in regret["efficiency"].items()
-        ]
-        parts.append(_figure(figure, "What choosing without measuring all costs", text, table, "Efficiencies"))
+        parts.append(_regret(f"{name}-regret", op, regret))
     return parts
+
+
+def _regret(name: str, op: str, regret: Mapping[str, Any]) -> str:
+    table = [("efficiency", "choice that runs", *(f"best of {k}" for k in regret["measured"]))]
+    table += [
+        (chooser, f"{regret['chosen'][chooser]:.3f}", *(f"{e:.3f}" for e in curve))
+        for chooser, curve in regret["efficiency"].items()
+    ]
+    text = (
+        "How far the best of the first k configs is from the best of all, on held-out shapes: lower is better. The "
+        "heuristic goes on in the order of the space."
+    )
+    return _figure(figures.regret(name, op, regret), "Loss by number of configs measured", text, table)
 
 
 def _failures(failures: Mapping[str, Any], untunable: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -185,11 +198,14 @@ def _failures(failures: Mapping[str, Any], untunable: Sequence[Mapping[str, Any]
     if not failures["stages"]:
         parts.append('<p class="muted">No config failed.</p>')
     else:
-        table = [("op", "stage", "reason", "configs")]
-        table += [(f["op"], f["stage"], f["reason"], str(f["configs"])) for f in failures["reasons"]]
-        more = f" The {failures['further_reasons']} rarest reasons are left out." if failures["further_reasons"] else ""
+        stages = [("stage", "configs"), *((stage, str(n)) for stage, n in failures["stages"].items())]
         figure = figures.counts("failures", "Configs that failed, by stage", failures["stages"])
-        parts.append(_figure(figure, "Configs that failed, by stage", f"Reasons stand below.{more}", table, "Reasons"))
+        table = [("reason", "stage", "op", "configs")]
+        table += [(f["reason"], f["stage"], f["op"], str(f["configs"])) for f in failures["reasons"]]
+        left_out = failures["further_reasons"]
+        caption = "by reason" + (f", the {left_out} rarest left out" if left_out else "")
+        parts += ['<div class="cards">', _figure(figure, "By stage", "Configs that failed, and where.", stages)]
+        parts += [f'<div class="card wide">{html_table(table, caption)}</div></div>']
     if untunable:
         table = [("op", "arguments", "error"), *((u["op"], u["arguments"], str(u["error"])) for u in untunable)]
         parts.append(f'<div class="card wide">{html_table(table, "could not be tuned at all")}</div>')
@@ -203,10 +219,10 @@ def _environment(environment: Mapping[str, Mapping[str, int]]) -> str:
     return f'<h2>Environment</h2><div class="card wide">{html_table(table, caption)}</div>'
 
 
-def _figure(svg: str, title: str, text: str, table: Sequence[Iterable[str]], summary: str = "Numbers") -> str:
+def _figure(svg: str, title: str, text: str, table: Sequence[Iterable[str]], *, tall: bool = False) -> str:
     caption = f"<figcaption><b>{html.escape(title)}</b><span>{html.escape(text)}</span></figcaption>"
-    numbers = f'<details><summary>{summary}</summary><div class="wide">{html_table(table, title)}</div></details>'
-    return f'<figure class="card">{caption}{svg}{numbers}</figure>'
+    numbers = f'<details><summary>Numbers</summary><div class="wide">{html_table(table, title)}</div></details>'
+    return f'<figure class="card{" tall" if tall else ""}">{caption}{svg}{numbers}</figure>'
 
 
 def _ratio(value: float | None) -> str:

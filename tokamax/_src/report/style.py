@@ -74,10 +74,11 @@ a {{ color: var(--chosen); }}
 .tiles div {{ background: var(--paper); border: 1px solid var(--grid); border-radius: .6rem; padding: .7rem .9rem; }}
 .tiles dt {{ color: var(--muted); font-size: .85rem; }}
 .tiles dd {{ font-size: 1.5rem; font-weight: 600; line-height: 1.25; margin: 0; font-variant-numeric: tabular-nums; }}
-.cards {{ columns: 23rem; column-gap: 1rem; }}
+.cards {{ align-items: start; display: grid; gap: 1rem; margin: 1rem 0;
+  grid-template-columns: repeat(auto-fit, minmax(min(23rem, 100%), 1fr)); }}
+@media (min-width: 52rem) {{ .tall {{ grid-row: span 2; }} }}
 .card {{ background: var(--paper); border: 1px solid var(--grid); border-radius: .6rem; break-inside: avoid;
-  margin: 0 0 1rem; padding: .9rem 1rem; }}
-figure {{ display: inline-block; width: 100%; }}
+  margin: 0; min-width: 0; padding: .9rem 1rem; }}
 figcaption {{ font-size: .95rem; margin-bottom: .5rem; }}
 figcaption b {{ display: block; }}
 figcaption span {{ color: var(--muted); font-size: .85rem; }}
@@ -85,10 +86,11 @@ svg {{ display: block; width: 100%; height: auto; max-width: 34rem; overflow: vi
 .wide {{ overflow-x: auto; }}
 details {{ margin-top: .6rem; }}
 summary {{ color: var(--chosen); cursor: pointer; font-size: .9rem; }}
-table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
+table {{ border-collapse: collapse; width: max-content; font-size: .85rem; font-variant-numeric: tabular-nums; }}
 caption {{ color: var(--muted); padding: .4rem 0; text-align: left; }}
 th, td {{ border-bottom: 1px solid var(--grid); padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }}
 th {{ white-space: nowrap; }}
-td {{ overflow-wrap: break-word; max-width: 32rem; }}
+td {{ max-width: 22rem; overflow-wrap: break-word; }}
+nav a {{ display: inline-block; font-size: .9rem; margin: .25rem 1rem .25rem 0; }}
 @media print {{ details:not([open]) > *:not(summary) {{ display: none; }} }}
 """
