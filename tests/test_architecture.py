@@ -60,6 +60,7 @@ suggest
 explanation
 ops/*
 ops/*/base
+ops/ragged_dot/megablox
 ops/*/*
 ops/*/api
 api

@@ -35,5 +35,13 @@ from tokamax._src.ops.linear_softmax_cross_entropy_loss.xla_chunked import (
 )
 from tokamax._src.ops.ragged_dot.api import ragged_dot as ragged_dot
 from tokamax._src.ops.ragged_dot.base import RaggedDot as RaggedDot
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import PallasMosaicTpuRaggedDot as PallasMosaicTpuRaggedDot
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import (
+    PallasMosaicTpuRaggedDotLhsVjp as PallasMosaicTpuRaggedDotLhsVjp,
+)
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import (
+    PallasMosaicTpuRaggedDotRhsVjp as PallasMosaicTpuRaggedDotRhsVjp,
+)
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import PallasMosaicTpuRaggedDotVjp as PallasMosaicTpuRaggedDotVjp
 from tokamax._src.ops.ragged_dot.xla_chunked import XlaChunkedRaggedDot as XlaChunkedRaggedDot
 from tokamax._src.ops.ragged_dot.xla_chunked import XlaChunkedRaggedDotVjp as XlaChunkedRaggedDotVjp
