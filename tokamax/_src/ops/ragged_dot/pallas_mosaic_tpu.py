@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import errors, op, registry, shapes
+from tokamax._src import op, registry, shapes
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.ops import tpu
 from tokamax._src.ops.ragged_dot import base, megablox
