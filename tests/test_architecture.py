@@ -61,6 +61,7 @@ explanation
 ops/*
 ops/*/base
 ops/ragged_dot/megablox
+ops/dot_product_attention/splash
 ops/*/*
 ops/*/api
 api

@@ -15,6 +15,12 @@ from tokamax._src.bound_arguments import BoundArguments as BoundArguments
 from tokamax._src.op import Op as Op
 from tokamax._src.ops.dot_product_attention.api import dot_product_attention as dot_product_attention
 from tokamax._src.ops.dot_product_attention.base import DotProductAttention as DotProductAttention
+from tokamax._src.ops.dot_product_attention.pallas_mosaic_tpu import (
+    PallasMosaicTpuAttention as PallasMosaicTpuAttention,
+)
+from tokamax._src.ops.dot_product_attention.pallas_mosaic_tpu import (
+    PallasMosaicTpuAttentionVjp as PallasMosaicTpuAttentionVjp,
+)
 from tokamax._src.ops.dot_product_attention.xla_chunked import (
     XlaChunkedDotProductAttention as XlaChunkedDotProductAttention,
 )

@@ -7,6 +7,7 @@ import jax
 
 from tokamax._src.ops.choose import implementation_of
 from tokamax._src.ops.dot_product_attention import base as base  # registers itself
+from tokamax._src.ops.dot_product_attention import pallas_mosaic_tpu as pallas_mosaic_tpu  # registers itself
 from tokamax._src.ops.dot_product_attention import xla_chunked as xla_chunked  # registers itself
 
 

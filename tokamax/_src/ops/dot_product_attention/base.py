@@ -45,6 +45,40 @@ def _check_broadcast(name: str, given: shapes.ArraySpec, full: tuple[int, ...]) 
         raise errors.ArgumentError(f"{name} must broadcast to [B,N,T,S]={list(full)}, got {given}")
 
 
+def check_segments(query: Any, key: Any, query_ids: Any, key_ids: Any) -> None:
+    """Checks segment ids, int32 `[B,T]` and `[B,S]`, both or none.
+
+    Raises:
+      ArgumentError: if they do not fit.
+    """
+    if (query_ids is None) != (key_ids is None):
+        given = "key_value_segment_ids" if query_ids is None else "query_segment_ids"
+        raise errors.ArgumentError(
+            f"query_segment_ids and key_value_segment_ids must both be given or both be None, got {given} alone"
+        )
+    batch = query.shape[0] if len(query.shape) == 4 else 1
+    for name, ids, size in (
+        ("query_segment_ids", query_ids, query.shape[-3]),
+        ("key_value_segment_ids", key_ids, key.shape[-3]),
+    ):
+        if ids is not None and (tuple(ids.shape) != (batch, size) or ids.dtype != jnp.int32):
+            raise errors.ArgumentError(f"{name} must be int32 [{batch},{size}], got {shapes.spec_of(ids)}")
+
+
+def with_segments(mask: Any, query_ids: Any, key_ids: Any) -> Any:
+    """Returns a mask that also hides the keys of other segments.
+
+    Args:
+      mask: bool, broadcastable to `[B,N,T,S]`, or None.
+      query_ids: int32 `[B,T]`, or None for one segment.
+      key_ids: int32 `[B,S]`, or None.
+    """
+    if query_ids is None:
+        return mask
+    same = (query_ids[:, :, None] == key_ids[:, None, :])[:, None]
+    return same if mask is None else mask & same
+
+
 def _window(size: Any) -> tuple[int, int]:
     try:
         left, right = size if isinstance(size, (tuple, list)) else (size, size)
