@@ -16,9 +16,10 @@ SRC = PACKAGE / "_src"
 ORDER = """
 errors
 shapes
-devices
 options
+devices
 resources
+exporting
 registry
 serialization
 environment

@@ -30,6 +30,7 @@ def test_defaults():
     assert {option.name: option.value for option in options.OPTIONS} == {
         "autotuning_cache_miss_fallback": "heuristics",
         "cost_model": "auto",
+        "cross_compile": False,
         "freshness": "toolchain",
         "private_cache": True,
         "replay": False,

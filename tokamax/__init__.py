@@ -12,6 +12,7 @@ from tokamax._src.benchmarking import BenchmarkData as BenchmarkData
 from tokamax._src.benchmarking import benchmark as benchmark
 from tokamax._src.benchmarking import standardize_function as standardize_function
 from tokamax._src.bound_arguments import BoundArguments as BoundArguments
+from tokamax._src.exporting import DISABLE_JAX_EXPORT_CHECKS as DISABLE_JAX_EXPORT_CHECKS
 from tokamax._src.op import Op as Op
 from tokamax._src.ops.dot_product_attention.api import dot_product_attention as dot_product_attention
 from tokamax._src.ops.dot_product_attention.base import DotProductAttention as DotProductAttention

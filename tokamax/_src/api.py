@@ -127,17 +127,19 @@ def bound_args_from_profile(*paths: str | os.PathLike[str]) -> tuple[BoundArgume
 
 
 def implementations(op: BoundArguments) -> tuple[BoundArguments, ...]:
-    """Returns bound arguments for every implementation of an op's family that runs on this device, the op's first."""
+    """Returns bound arguments for every implementation of an op's family that runs them here, the op's first."""
     place = registry.family_of(type(op.op))
     if place is None:
         return (op,)
     family, found = place[0], [op]
     for name in registry.implementations(family):
         cls = registry.implementation(family, name)
-        other = cls()
-        same = list(other.signature.parameters) == list(op.arguments)
-        if cls is not type(op.op) and same and other.supported_on(devices.current()):
-            found.append(dataclasses.replace(op, op=other))
+        if cls is type(op.op) or not cls().supported_on(devices.current()):
+            continue
+        try:
+            found.append(cls().bind(**op.arguments, return_residuals=op.return_residuals))
+        except (TypeError, ValueError, NotImplementedError):  # It does not take these arguments.
+            continue
     return tuple(found)
 
 
@@ -216,6 +218,11 @@ def autotune(
         raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
     if options.replay.value:
         raise errors.ArgumentError("tokamax.config.replay must be off to measure; it is on")
+    if isinstance(options.cross_compile.value, str):
+        raise errors.ArgumentError(
+            "tokamax.config.cross_compile must be off to measure, since only a device that is here can be; it is "
+            f"{options.cross_compile.value!r}"
+        )
     targets = _targets(f, args, kwargs)
     if all_implementations:
         targets = [ba for target in targets for ba in implementations(target)]
@@ -524,6 +531,9 @@ class _Runtime:
 
     def failed(self, ba: BoundArguments, choice: ConfigChoice, error: Exception) -> ConfigChoice:
         return dispatch.choose_without(ba, choice, error)
+
+    def measured_ms(self, ba: BoundArguments) -> float | None:
+        return dispatch.measured_ms(ba)
 
     def autotune(self, ba: BoundArguments, **options: Any) -> AutotuningResult:
         return autotune(ba, **options)

@@ -55,6 +55,10 @@ class Runtime(Protocol):
         """Returns the config to use in place of a choice that could not be traced."""
         ...
 
+    def measured_ms(self, ba: "BoundArguments") -> float | None:
+        """Returns the median time of the measured winner for bound arguments, or None if there is none."""
+        ...
+
     def autotune(self, ba: "BoundArguments", **options: Any) -> Any:
         """Tunes bound arguments; returns an `AutotuningResult`."""
         ...

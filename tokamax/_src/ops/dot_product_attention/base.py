@@ -79,6 +79,18 @@ def with_segments(mask: Any, query_ids: Any, key_ids: Any) -> Any:
     return same if mask is None else mask & same
 
 
+def _mask_with_segments(mask: Any, query_ids: Any, key_ids: Any) -> Any:
+    """Like `with_segments`, for arrays and for abstract ones."""
+    given = (mask, query_ids, key_ids)
+    if not any(isinstance(x, (shapes.ArraySpec, jax.ShapeDtypeStruct)) for x in given):
+        return with_segments(*given)
+    specs = jax.tree.map(shapes.spec_of, given, is_leaf=shapes.is_array)
+    vmap = next((spec.vmap for spec in specs if spec is not None and spec.vmap), ())
+    abstract = [None if spec is None else jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
+    found = jax.eval_shape(with_segments, *abstract)
+    return shapes.ArraySpec(found.shape, found.dtype, vmap)
+
+
 def _window(size: Any) -> tuple[int, int]:
     try:
         left, right = size if isinstance(size, (tuple, list)) else (size, size)
@@ -110,9 +122,11 @@ class DotProductAttention(Op[..., Any, Any, Any, Any]):
         key_value_seq_lengths: Any = None,
         local_window_size: int | tuple[int, int] | None = None,
         logits_soft_cap: float | None = None,
+        query_segment_ids: Any = None,
+        key_value_segment_ids: Any = None,
         return_residuals: bool = False,
     ) -> BoundArguments:
-        """Binds arguments; see `tokamax.dot_product_attention`."""
+        """Binds arguments; see `tokamax.dot_product_attention`. Segments become part of the mask."""
         q, k, v = (shapes.spec_of(x) for x in (query, key, value))
         _check_heads(q, k, v)
         full = (q.shape[0] if q.ndim == 4 else 1, q.shape[-2], q.shape[-3], k.shape[-3])
@@ -134,6 +148,9 @@ class DotProductAttention(Op[..., Any, Any, Any, Any]):
             local_window_size = _window(local_window_size)
         if logits_soft_cap is not None and not logits_soft_cap > 0:
             raise errors.ArgumentError(f"logits_soft_cap must be positive or None, got {logits_soft_cap}")
+        check_segments(query, key, query_segment_ids, key_value_segment_ids)
+        if query_segment_ids is not None:
+            mask = _mask_with_segments(mask, query_segment_ids, key_value_segment_ids)
         return super().bind(
             query,
             key,

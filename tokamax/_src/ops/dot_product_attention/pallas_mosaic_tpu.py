@@ -200,6 +200,21 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
 
     interpret: bool = dataclasses.field(default=False, kw_only=True)
 
+    def bind(self, residuals: Any, out: Any, dout: Any, *args: Any, **kwargs: Any) -> BoundArguments:
+        """Binds what the forward pass returned, the gradient of its output, and its arguments.
+
+        Raises:
+          ArgumentError: if the residuals are those of another implementation.
+          UnsupportedError: if the kernel does not take the arguments.
+        """
+        if not shapes.is_array(residuals) or len(residuals.shape) != 3:
+            raise errors.ArgumentError(
+                f"residuals must be one f32 [B,N,T], as PallasMosaicTpuAttention returns them, got {residuals!r:.80}"
+            )
+        bound = super().bind(residuals, out, dout, *args, **kwargs)
+        _check_supported(dict(bound.arguments))
+        return bound
+
     def _fwd(
         self,
         residuals: jax.Array,

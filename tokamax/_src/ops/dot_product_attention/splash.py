@@ -2,7 +2,7 @@
 
 `jax.experimental.pallas.ops.tpu.splash_attention` promises no stability, and its backward pass is private: it is called
 here all the same, since the public way to it runs the forward pass once more. What is relied on stands here and in the
-tests of this file, and nowhere else. Found in JAX 0.10.2 and 0.12.0, whose kernels differ in their scratch memory alone:
+tests of this file, and nowhere else. Found in JAX 0.10.2 and 0.12.0, whose kernels differ in scratch memory alone:
 
 - Query heads may be a multiple of key heads. Windows, and causal attention as a window without keys after, are computed
   in the kernel, and blocks that they hide are skipped. Soft caps are computed in the kernel.
@@ -110,7 +110,7 @@ def pad_rows(x: jax.Array, missing: int) -> jax.Array:
 
 
 def is_dead(logsumexp: jax.Array) -> jax.Array:
-    """Whether a row sees no key: all its logits are those of hidden keys, about -2e38, or no block of it was visited."""
+    """Whether a row sees no key: all its logits are those of hidden keys, about -2e38, or it was never visited."""
     return ~(logsumexp > -1e38)
 
 
@@ -221,7 +221,7 @@ def backward(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
     _check(inputs, window)
-    (b, n, t, h), s = inputs.q.shape, inputs.k.shape[2]
+    t, s = inputs.q.shape[2], inputs.k.shape[2]
     rows = math.lcm(block_q_dkv, block_q_dq or 1)
     padded = inputs.padded(rows, math.lcm(block_kv_dkv, block_kv_dq or 1), window)
     more = padded.q.shape[2] - t
