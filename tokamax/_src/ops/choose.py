@@ -10,15 +10,16 @@ from tokamax._src.op import NullConfig
 Implementation = str | Callable[..., Any]
 """The name of an implementation, or an op or function to call in its place."""
 
+Choice = Implementation | Sequence[Implementation] | None
+"""What a caller may ask for: one, several in order of preference, or the best known."""
+
 PREFERRED = ("mosaic", "xla_chunked", "xla")
 """Order of preference among those that run on the device. `xla_chunked` comes before `xla` since its space holds the
 plain form, as its default: per shape the ladder picks between both, and without any knowledge it is the plain form that
 runs."""
 
 
-def call(
-    family: str, implementation: Implementation | Sequence[Implementation] | None, *args: Any, **kwargs: Any
-) -> Any:
+def call(family: str, implementation: Choice, *args: Any, **kwargs: Any) -> Any:
     """Calls an op of a family.
 
     Args:

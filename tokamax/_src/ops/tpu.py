@@ -11,13 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import errors
+from tokamax._src import devices, errors
 
 LANES = 128
 """Elements of the last axis of a native tile."""
 
-VMEM_BYTES = 16 * 2**20
-"""What a kernel may use of the vector memory unless it asks for more, on the generation that grants least."""
+_MIB = 2**20
+_KERNEL_VMEM = {"TPU v6 lite": 32 * _MIB, "TPU7x": 32 * _MIB}
+LEAST_KERNEL_VMEM = 16 * _MIB
+"""What the generation that grants least lets a kernel use of its vector memory, unless it asks for more."""
+
+
+def kernel_vmem_bytes() -> int:
+    """Returns what the device lets a kernel use of its vector memory, unless the kernel asks for more.
+
+    It is less than the memory (128 MiB on v5e and v6e): the limits are those that the compiler (libtpu 0.0.52) names
+    when it refuses a kernel. On what is no TPU, or unknown, the least of all.
+    """
+    return _KERNEL_VMEM.get(devices.device_kind(), LEAST_KERNEL_VMEM)
 
 
 def sublanes(dtype: Any) -> int:

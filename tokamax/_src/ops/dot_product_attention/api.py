@@ -29,8 +29,8 @@ def dot_product_attention(
 ) -> jax.Array:
     """Computes `softmax(scale * q @ k.T + bias) @ v` for each head.
 
-    The arguments are those of `jax.nn.dot_product_attention`, a soft cap and segment ids. Softmax runs in float32. Where
-    a query sees no key at all, its output is the average of all values, as in JAX.
+    The arguments are those of `jax.nn.dot_product_attention`, a soft cap and segment ids. Softmax runs in float32.
+    Where a query sees no key at all, its output is the average of all values, as in JAX.
 
         >>> import jax.numpy as jnp
         >>> import tokamax

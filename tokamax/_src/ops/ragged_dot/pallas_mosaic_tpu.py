@@ -38,6 +38,9 @@ class PallasMosaicTpuRaggedDotConfig:
 
 Config = PallasMosaicTpuRaggedDotConfig
 
+_DEFAULT_BYTES = tpu.LEAST_KERNEL_VMEM * 3 // 4
+"""What blocks of the default take at most: the rest is for what the compiler keeps beside them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -92,12 +95,34 @@ class _Megablox:
         """Returns the blocks that a step loads, left and right, and the one that it stores."""
         raise NotImplementedError
 
+    def _columns(self, problem: Problem) -> int | None:
+        """Returns the columns of the rows that `gmm` stores; None for `tgmm`, which stores the matrices of groups."""
+        raise NotImplementedError
+
     def vmem_bytes(self, ba: BoundArguments, config: Config) -> int:
         """Returns what a config takes of the vector memory: blocks twice, and the f32 block that sums are made in."""
         problem = self._problem(ba)
         left, right, out = self._blocks(problem, config)
         moved = tpu.padded_bytes(left, problem.left) + tpu.padded_bytes(right, problem.right)
         return 2 * (moved + tpu.padded_bytes(out, problem.out)) + tpu.padded_bytes(out, np.float32)
+
+    def _least_vmem_bytes(self, ba: BoundArguments, config: Config) -> int:
+        """Returns what a config takes at least.
+
+        By the limits at which the compiler for v5e (libtpu 0.0.52) begins to take a config, it keeps the matrices of
+        groups once, not twice, where a tile is a whole axis that is no multiple of the native tile, and does without a
+        block for sums where the result of `gmm` has a single tile of columns.
+        """
+        problem = self._problem(ba)
+        left, right, out = self._blocks(problem, config)
+        bytes_of_left, bytes_of_right = tpu.padded_bytes(left, problem.left), tpu.padded_bytes(right, problem.right)
+        bytes_of_out, sums = tpu.padded_bytes(out, problem.out), tpu.padded_bytes(out, np.float32)
+        ragged = any(tile % tpu.LANES for tile in (config.tile_k, config.tile_n))
+        columns = self._columns(problem)
+        if columns is None:
+            return 2 * (bytes_of_left + bytes_of_right) + (1 if ragged else 2) * bytes_of_out + sums
+        sums = 0 if out[1] >= columns else sums
+        return 2 * (bytes_of_left + bytes_of_out) + (1 if ragged else 2) * bytes_of_right + sums
 
     def supported_on(self, device: Any) -> bool:
         """Whether a device is a TPU; in interpret mode any is."""
@@ -110,7 +135,7 @@ class _Megablox:
             config.tile_m % rows == 0
             and tpu.is_lane_tile(config.tile_k, problem.k)
             and tpu.is_lane_tile(config.tile_n, problem.n)
-            and self.vmem_bytes(ba, config) <= tpu.VMEM_BYTES
+            and self._least_vmem_bytes(ba, config) <= tpu.kernel_vmem_bytes()
         )
 
     def _get_autotuning_configs(self, ba: BoundArguments) -> set[Config]:
@@ -127,7 +152,7 @@ class _Megablox:
         """About 512 x 1024 x 1024, as in MaxText, made smaller until it fits into the memory of every generation."""
         problem = self._problem(ba)
         config = Config(_tile_m(problem), min(problem.k, 1024), min(problem.n, 1024))
-        while self.vmem_bytes(ba, config) > tpu.VMEM_BYTES and max(config.tile_k, config.tile_n) > tpu.LANES:
+        while self.vmem_bytes(ba, config) > _DEFAULT_BYTES and max(config.tile_k, config.tile_n) > tpu.LANES:
             if config.tile_k >= config.tile_n:
                 config = dataclasses.replace(config, tile_k=_halved(config.tile_k))
             else:
@@ -209,6 +234,9 @@ class PallasMosaicTpuRaggedDotLhsVjp(_Megablox, op.Op):
         groups, k, n = rhs.shape
         return Problem(dout.shape[0], k, n, groups, dout.dtype, rhs.dtype, ba.abstract["out_dtype"])
 
+    def _columns(self, problem: Problem) -> int | None:
+        return problem.k
+
     def _blocks(self, problem: Problem, config: Config) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         tile_m, tile_k, tile_n = config.tiles
         return (tile_m, tile_n), (tile_k, tile_n), (tile_m, tile_k)
@@ -282,6 +310,9 @@ class PallasMosaicTpuRaggedDotRhsVjp(_Megablox, op.Op):
         lhs, dout = ba.abstract["lhs"], ba.abstract["dout"]
         (m, k), n, groups = lhs.shape, dout.shape[1], ba.abstract["group_sizes"].shape[0]
         return Problem(m, k, n, groups, lhs.dtype, dout.dtype, ba.abstract["out_dtype"])
+
+    def _columns(self, problem: Problem) -> int | None:
+        return None
 
     def _blocks(self, problem: Problem, config: Config) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         tile_m, tile_k, tile_n = config.tiles
@@ -408,6 +439,9 @@ class PallasMosaicTpuRaggedDot(_Megablox, op.Op):
         (m, k), (groups, _, n) = lhs.shape, rhs.shape
         out = ba.abstract["preferred_element_type"] or lhs.dtype
         return Problem(m, k, n, groups, lhs.dtype, rhs.dtype, out)
+
+    def _columns(self, problem: Problem) -> int | None:
+        return problem.n
 
     def _blocks(self, problem: Problem, config: Config) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         tile_m, tile_k, tile_n = config.tiles
