@@ -109,20 +109,16 @@ class _Megablox:
     def _least_vmem_bytes(self, ba: BoundArguments, config: Config) -> int:
         """Returns what a config takes at least.
 
-        By the limits at which the compiler for v5e (libtpu 0.0.52) begins to take a config, it keeps the matrices of
-        groups once, not twice, where a tile is a whole axis that is no multiple of the native tile, and does without a
+        By the limits at which the compilers for v5e and v6e (libtpu 0.0.52) begin to take a config, they keep some
+        blocks once, not twice, where a tile is a whole axis that is no multiple of the native tile, and do without a
         block for sums where the result of `gmm` has a single tile of columns.
         """
         problem = self._problem(ba)
-        left, right, out = self._blocks(problem, config)
-        bytes_of_left, bytes_of_right = tpu.padded_bytes(left, problem.left), tpu.padded_bytes(right, problem.right)
-        bytes_of_out, sums = tpu.padded_bytes(out, problem.out), tpu.padded_bytes(out, np.float32)
-        ragged = any(tile % tpu.LANES for tile in (config.tile_k, config.tile_n))
-        columns = self._columns(problem)
-        if columns is None:
-            return 2 * (bytes_of_left + bytes_of_right) + (1 if ragged else 2) * bytes_of_out + sums
-        sums = 0 if out[1] >= columns else sums
-        return 2 * (bytes_of_left + bytes_of_out) + (1 if ragged else 2) * bytes_of_right + sums
+        out, columns = self._blocks(problem, config)[2], self._columns(problem)
+        sums = 0 if columns is not None and out[1] >= columns else tpu.padded_bytes(out, np.float32)
+        moved = self.vmem_bytes(ba, config) - tpu.padded_bytes(out, np.float32)
+        is_odd = any(tile % tpu.LANES for tile in (config.tile_k, config.tile_n))
+        return (moved // 2 if is_odd else moved) + sums
 
     def supported_on(self, device: Any) -> bool:
         """Whether a device is a TPU; in interpret mode any is."""
