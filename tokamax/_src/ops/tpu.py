@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import devices, errors
+from tokamax._src import devices, errors, shapes
 
 LANES = 128
 """Elements of the last axis of a native tile."""
@@ -92,6 +92,22 @@ def _precision_name(precision: Any) -> str | None:
         return None
     name = (precision if isinstance(precision, jax.lax.Precision) else jax.lax.Precision(precision)).name.lower()
     return None if name == "default" else name
+
+
+def check_placed(*arrays: Any) -> None:
+    """Checks that arrays do not lie in a `shard_map` that follows over which mesh axes values vary.
+
+    The wrapped kernels do not say it of their results.
+
+    Raises:
+      UnsupportedError: if one does.
+    """
+    for array in arrays:
+        if isinstance(array, jax.Array) and (axes := shapes.varying_axes(array)):
+            raise errors.UnsupportedError(
+                "jax.shard_map must be called with check_vma=False around a Mosaic TPU kernel, got an array that varies "
+                f"over {sorted(axes)}; or use implementation='xla'"
+            )
 
 
 def check_dtypes(**arrays: Any) -> None:

@@ -88,6 +88,7 @@ def _check_supported(arguments: dict[str, Any]) -> None:
                 f"{name} must be None for the Mosaic TPU kernel, got {shapes.spec_of(arguments[name])}; use "
                 "implementation='xla_chunked', or is_causal, local_window_size, lengths and segment ids in place of it"
             )
+    tpu.check_placed(*(arguments[name] for name in ("query", "key", "value")))
     tpu.check_dtypes(**{name: shapes.spec_of(arguments[name]) for name in ("query", "key", "value")})
 
 
@@ -178,6 +179,17 @@ class _Splash:
             if (spec := arguments[name]) is not None:
                 made[name] = np.sort(rng.integers(0, 4, spec.shape), axis=-1).astype(spec.dtype)
         return made
+
+
+def _block_bytes(ba: BoundArguments, rows: int) -> tuple[int, int, int]:
+    """Returns what a block of rows takes: in the dtype of the query, in f32, and as one f32 for each row and lane."""
+    query = ba.abstract["query"]
+    width = query.shape[-1]
+    return (
+        tpu.padded_bytes((rows, width), query.dtype),
+        tpu.padded_bytes((rows, width), np.float32),
+        tpu.padded_bytes((rows, tpu.LANES), np.float32),
+    )
 
 
 def _sequence_blocks(size: int, largest: int) -> list[int]:
@@ -287,6 +299,20 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
     ) -> dict[str, Any]:
         run = lambda query, key, value: _plain(query, key, value, **more)  # noqa: E731
         return dict(zip(("query", "key", "value"), jax.vjp(run, query, key, value)[1](dout), strict=True))
+
+    def vmem_bytes(self, ba: BoundArguments, config: VjpConfig) -> int:
+        """Returns what a config takes of the vector memory: blocks twice, sums once; of its kernels the larger one."""
+        q, _, _ = _block_bytes(ba, config.block_q_dkv)
+        kv, kv_sums, _ = _block_bytes(ba, config.block_kv_dkv)
+        fused = config.block_q_dq is None
+        of_keys = 2 * (2 * q + 4 * kv) + 2 * kv_sums + (2 * q if fused else 0)
+        if config.block_q_dq is None or config.block_kv_dq is None:
+            return of_keys
+        (q, q_sums, _), (kv, _, _) = (_block_bytes(ba, rows) for rows in (config.block_q_dq, config.block_kv_dq))
+        return max(of_keys, 2 * (3 * q + 2 * kv) + q_sums)
+
+    def _is_feasible(self, ba: BoundArguments, config: VjpConfig) -> bool:
+        return self.vmem_bytes(ba, config) <= tpu.kernel_vmem_bytes()
 
     def _get_heuristics_config(self, ba: BoundArguments) -> VjpConfig:
         q, kv = _default_blocks(ba)
@@ -450,6 +476,15 @@ class PallasMosaicTpuAttention(_Splash, Op[..., Any, Any, Any, Any]):
 
     def _reference(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **more: Any) -> jax.Array:
         return _plain(query, key, value, *args, **more)
+
+    def vmem_bytes(self, ba: BoundArguments, config: Config) -> int:
+        """Returns what a config takes of the vector memory: blocks twice, the sums of rows once."""
+        q, sums, of_row = _block_bytes(ba, config.block_q)
+        kv, _, _ = _block_bytes(ba, config.block_kv)
+        return 2 * (2 * q + 2 * kv) + sums + 2 * of_row
+
+    def _is_feasible(self, ba: BoundArguments, config: Config) -> bool:
+        return self.vmem_bytes(ba, config) <= tpu.kernel_vmem_bytes()
 
     def _get_heuristics_config(self, ba: BoundArguments) -> Config:
         q, kv = _default_blocks(ba)

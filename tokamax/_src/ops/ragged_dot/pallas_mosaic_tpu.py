@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import op, registry, shapes
+from tokamax._src import errors, op, registry, shapes
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.ops import tpu
 from tokamax._src.ops.ragged_dot import base, megablox
@@ -185,7 +185,13 @@ class PallasMosaicTpuRaggedDotLhsVjp(_Megablox, op.Op):
           out_dtype: dtype of the gradient; None for that of `rhs`.
           return_residuals: must be False.
         """
+        if (*dout.shape[1:], *group_sizes.shape) != (rhs.shape[2], rhs.shape[0]):
+            raise errors.ArgumentError(
+                f"dout [m, n], rhs [g, k, n] and group_sizes [g] must have the same n and g, got {tuple(dout.shape)}, "
+                f"{tuple(rhs.shape)} and {tuple(group_sizes.shape)}"
+            )
         tpu.check_dtypes(dout=shapes.spec_of(dout), rhs=shapes.spec_of(rhs))
+        tpu.check_placed(dout, rhs, group_sizes)
         return super().bind(
             dout,
             rhs,
@@ -263,7 +269,12 @@ class PallasMosaicTpuRaggedDotRhsVjp(_Megablox, op.Op):
           out_dtype: dtype of the gradient; None for that of `lhs`.
           return_residuals: must be False.
         """
+        if not len(lhs.shape) == len(dout.shape) == 2 or lhs.shape[0] != dout.shape[0]:
+            raise errors.ArgumentError(
+                f"lhs [m, k] and dout [m, n] must have the same rows m, got {tuple(lhs.shape)} and {tuple(dout.shape)}"
+            )
         tpu.check_dtypes(lhs=shapes.spec_of(lhs), dout=shapes.spec_of(dout))
+        tpu.check_placed(lhs, dout, group_sizes)
         return super().bind(
             lhs,
             dout,
@@ -383,6 +394,7 @@ class PallasMosaicTpuRaggedDot(_Megablox, op.Op):
         """
         args, kwargs = base.bind_arguments(lhs, rhs, group_sizes, precision, preferred_element_type, group_offset)
         tpu.check_dtypes(lhs=shapes.spec_of(lhs), rhs=shapes.spec_of(rhs))
+        tpu.check_placed(lhs, rhs, group_sizes)
         tpu.canonical_precision(precision, (lhs.dtype, rhs.dtype))
         return super().bind(*args, **kwargs, return_residuals=return_residuals)
 
