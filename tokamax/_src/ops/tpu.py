@@ -105,8 +105,8 @@ def check_placed(*arrays: Any) -> None:
     for array in arrays:
         if isinstance(array, jax.Array) and (axes := shapes.varying_axes(array)):
             raise errors.UnsupportedError(
-                "jax.shard_map must be called with check_vma=False around a Mosaic TPU kernel, got an array that varies "
-                f"over {sorted(axes)}; or use implementation='xla'"
+                "jax.shard_map must be called with check_vma=False around a Mosaic TPU kernel, got an array that "
+                f"varies over {sorted(axes)}; or use implementation='xla'"
             )
 
 

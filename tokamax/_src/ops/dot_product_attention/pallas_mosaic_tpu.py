@@ -192,6 +192,15 @@ def _block_bytes(ba: BoundArguments, rows: int) -> tuple[int, int, int]:
     )
 
 
+def _logits_bytes(rows: int, columns: int) -> int:
+    """Returns what the logits that are computed at once take at least.
+
+    Most of them stay in registers: a fourth is the least that was found for blocks of 1024 and more, by the limits at
+    which the compiler for v5e (libtpu 0.0.52) begins to take a config.
+    """
+    return rows * columns * np.dtype(np.float32).itemsize // 4
+
+
 def _sequence_blocks(size: int, largest: int) -> list[int]:
     """Returns blocks worth trying for a sequence: doublings of 128, and the whole of it if it is short."""
     whole = tpu.round_up(size, tpu.LANES)
@@ -301,15 +310,20 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
         return dict(zip(("query", "key", "value"), jax.vjp(run, query, key, value)[1](dout), strict=True))
 
     def vmem_bytes(self, ba: BoundArguments, config: VjpConfig) -> int:
-        """Returns what a config takes of the vector memory: blocks twice, sums once; of its kernels the larger one."""
+        """Returns what a config takes of the vector memory at least: that of its kernels which takes more.
+
+        Blocks are there twice, sums once.
+        """
         q, _, _ = _block_bytes(ba, config.block_q_dkv)
         kv, kv_sums, _ = _block_bytes(ba, config.block_kv_dkv)
         fused = config.block_q_dq is None
         of_keys = 2 * (2 * q + 4 * kv) + 2 * kv_sums + (2 * q if fused else 0)
+        of_keys += _logits_bytes(config.block_q_dkv, config.block_kv_dkv_compute)
         if config.block_q_dq is None or config.block_kv_dq is None:
             return of_keys
         (q, q_sums, _), (kv, _, _) = (_block_bytes(ba, rows) for rows in (config.block_q_dq, config.block_kv_dq))
-        return max(of_keys, 2 * (3 * q + 2 * kv) + q_sums)
+        logits = _logits_bytes(config.block_q_dq, config.block_kv_dq)
+        return max(of_keys, 2 * (3 * q + 2 * kv) + q_sums + logits)
 
     def _is_feasible(self, ba: BoundArguments, config: VjpConfig) -> bool:
         return self.vmem_bytes(ba, config) <= tpu.kernel_vmem_bytes()
@@ -478,10 +492,11 @@ class PallasMosaicTpuAttention(_Splash, Op[..., Any, Any, Any, Any]):
         return _plain(query, key, value, *args, **more)
 
     def vmem_bytes(self, ba: BoundArguments, config: Config) -> int:
-        """Returns what a config takes of the vector memory: blocks twice, the sums of rows once."""
+        """Returns what a config takes of the vector memory at least: blocks twice, the sums of rows once, logits."""
         q, sums, of_row = _block_bytes(ba, config.block_q)
         kv, _, _ = _block_bytes(ba, config.block_kv)
-        return 2 * (2 * q + 2 * kv) + sums + 2 * of_row
+        logits = _logits_bytes(config.block_q, config.block_kv_compute)
+        return 2 * (2 * q + 2 * kv) + sums + 2 * of_row + logits
 
     def _is_feasible(self, ba: BoundArguments, config: Config) -> bool:
         return self.vmem_bytes(ba, config) <= tpu.kernel_vmem_bytes()
