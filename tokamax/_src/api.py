@@ -48,7 +48,7 @@ def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, .
         )
     _check_arguments(f, args, kwargs)
     if hasattr(f, "lower"):
-        return capture.bound_arguments_in(f.lower(*args, **kwargs))
+        return capture.bound_arguments_in(_lowered(f, *args, **kwargs))
     leaves, treedef = jax.tree.flatten((args, kwargs))
     dynamic = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
@@ -60,7 +60,17 @@ def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, .
         out = f(*f_args, **f_kwargs)
         return [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, jax.Array)]
 
-    return capture.bound_arguments_in(jax.jit(call).lower(*(leaves[i] for i in dynamic)))
+    return capture.bound_arguments_in(_lowered(jax.jit(call), *(leaves[i] for i in dynamic)))
+
+
+def _lowered(f: Any, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    """Lowers a jitted function for the device that configs are chosen for."""
+    target = devices.target()
+    if not isinstance(target, devices.AbsentDevice):
+        return f.lower(*args, **kwargs)
+    # JAX calls the platform of NVIDIA's devices by another name here.
+    platform = {"gpu": "cuda"}.get(target.platform, target.platform)
+    return f.trace(*args, **kwargs).lower(lowering_platforms=(platform,))
 
 
 def _check_arguments(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -507,6 +517,11 @@ def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:
       *args: arguments of `f`; arrays or `jax.ShapeDtypeStruct`.
       **kwargs: keyword arguments of `f`.
     """
+    if isinstance(options.cross_compile.value, str):
+        raise errors.UnsupportedError(
+            "tokamax.config.cross_compile must be off to check, since this compiles for a device that is here; it is "
+            f"{options.cross_compile.value!r}"
+        )
     rows: list[tuple[BoundArguments, ConfigChoice | None, str | None]] = []
     for ba, choice in explain(f, *args, **kwargs).rows:
         if not isinstance(choice, ConfigChoice):
