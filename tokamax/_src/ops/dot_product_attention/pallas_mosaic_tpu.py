@@ -78,7 +78,8 @@ class PallasMosaicTpuAttentionVjpConfig:
             )
 
 
-Config, VjpConfig = PallasMosaicTpuAttentionConfig, PallasMosaicTpuAttentionVjpConfig
+Config = PallasMosaicTpuAttentionConfig
+VjpConfig = PallasMosaicTpuAttentionVjpConfig
 
 
 def _check_supported(arguments: dict[str, Any]) -> None:

@@ -134,7 +134,7 @@ def _kernel(inputs: Inputs, window: Window, soft_cap: float | None, blocks: dict
 def _segments(inputs: Inputs) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
-    if inputs.q_ids is None:
+    if inputs.q_ids is None or inputs.k_ids is None:
         return None
     return splash_attention_kernel.SegmentIds(inputs.q_ids, inputs.k_ids)
 

@@ -371,8 +371,10 @@ class PallasMosaicTpuRaggedDot(_Megablox, op.Op):
     def __post_init__(self) -> None:
         """The gradients of a kernel in interpret mode are in interpret mode."""
         if self.vjp is None:
-            parts = (PallasMosaicTpuRaggedDotLhsVjp, PallasMosaicTpuRaggedDotRhsVjp)
-            vjp = PallasMosaicTpuRaggedDotVjp(*(part(interpret=self.interpret) for part in parts))
+            vjp = PallasMosaicTpuRaggedDotVjp(
+                PallasMosaicTpuRaggedDotLhsVjp(interpret=self.interpret),
+                PallasMosaicTpuRaggedDotRhsVjp(interpret=self.interpret),
+            )
             object.__setattr__(self, "vjp", vjp)
 
     def bind(
