@@ -16,9 +16,10 @@ SRC = PACKAGE / "_src"
 ORDER = """
 errors
 shapes
-devices
 options
+devices
 resources
+exporting
 registry
 serialization
 environment
@@ -67,6 +68,8 @@ report/style
 report/page
 ops/*
 ops/*/base
+ops/ragged_dot/megablox
+ops/dot_product_attention/splash
 ops/*/*
 ops/*/api
 api
