@@ -108,7 +108,7 @@ def _pairs(asked: Sequence[tuple[Problem, Prediction]]) -> dict[str, Any]:
         predicted += said.tolist()
         measured += true.tolist()
         if len(set(said)) > 1 and len(set(true)) > 1:
-            agreement.append(float(stats.spearmanr(said, true).statistic))
+            agreement.append(float(stats.spearmanr(said, true).statistic))  # pyright: ignore[reportAttributeAccessIssue]
     kept = _spread(range(len(predicted)), PAIRS_DRAWN)
     error = np.abs(np.log(predicted) - np.log(measured))
     return {

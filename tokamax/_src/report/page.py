@@ -141,7 +141,7 @@ def _figures_of(name: str, op: Mapping[str, Any]) -> list[str]:
 
 
 def _times_table(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    table = [("arguments", "default", "chosen", "fastest", "speed-up", "measured", "failed")]
+    table: list[tuple[str, ...]] = [("arguments", "default", "chosen", "fastest", "speed-up", "measured", "failed")]
     for row in rows:
         cells = [
             f"{row[name]}: {row[f'{name}_ms']:.3g} ms" if row[name] is not None else "-"
