@@ -59,6 +59,13 @@ training
 dispatch
 suggest
 explanation
+report/sweeps
+report/judged
+report/content
+report/svg
+report/figures
+report/style
+report/page
 ops/*
 ops/*/base
 ops/ragged_dot/megablox

@@ -186,12 +186,17 @@ class BoundArguments:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    @property
-    def shown_arguments(self) -> str:
-        """The arguments in words: those that are not at their defaults."""
+    @functools.cached_property
+    def argument_texts(self) -> dict[str, str]:
+        """The arguments in words, by name: those that are not at their defaults."""
         defaults = {name: p.default for name, p in self.op.signature.parameters.items()}
         shown = {n: v for n, v in self.abstract.items() if v is not None and not _is_default(v, defaults[n])}
-        return ", ".join(f"{name}={_text(value)}" for name, value in shown.items())
+        return {name: _text(value) for name, value in shown.items()}
+
+    @property
+    def shown_arguments(self) -> str:
+        """The arguments in words, on one line."""
+        return ", ".join(f"{name}={text}" for name, text in self.argument_texts.items())
 
     def __repr__(self) -> str:
         return f"{self.op.registered_name()}({self.shown_arguments})"
