@@ -32,7 +32,7 @@ class Scores:
 
     Attributes:
       mean: mean efficiency of the choices; where the chooser abstained, of what runs then: its fallback, else the
-        default.
+        default. Where a table names no default, it is the choice all the same.
       p10: tenth percentile.
       worst: least.
       within_2: share of choices at most 2 % slow.
@@ -113,7 +113,8 @@ class HeldOut:
     Attributes:
       problem: the problem.
       prediction: what the chooser said.
-      runs: index of the config that runs: the choice; where the chooser abstained, its fallback, else the default.
+      runs: index of the config that runs: the choice; where the chooser abstained, its fallback, else the
+        default, if the problem has one.
     """
 
     problem: Problem
@@ -260,10 +261,9 @@ def _held_out(
     found: dict[str, list[HeldOut]] = {name: [] for name in choosers}
     for train, test in splits:
         known = [problems[i] for i in train]
-        fallback = rivals.KNearest().fit(known)
         for name, make in choosers.items():
             chooser = make().fit(known, facts)
-            found[name] += [_ask(chooser, problems[i], facts, fallback) for i in test]
+            found[name] += [_ask(chooser, problems[i], facts) for i in test]
     return found
 
 
@@ -288,15 +288,13 @@ def _evaluate(
     )
 
 
-def _ask(chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None, fallback: Chooser) -> HeldOut:
+def _ask(chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None) -> HeldOut:
     told = {"default": problem.default, "extra": problem.extra}
     prediction = chooser.predict(problem.arguments, problem.configs, facts, **told)
     index = prediction.index
     if prediction.abstain is not None:
-        # Without a default there is no heuristic to fall to, so the nearest shapes stand in for it.
-        index = problem.default if prediction.fallback is None else prediction.fallback
-        if index is None:
-            index = fallback.predict(problem.arguments, problem.configs, facts).index
+        instead = problem.default if prediction.fallback is None else prediction.fallback
+        index = index if instead is None else instead
     return HeldOut(problem, prediction, index)
 
 
