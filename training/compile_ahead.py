@@ -7,8 +7,8 @@
 For each op, shape and device the default and a seeded sample of the whole space are compiled, also of what
 `_is_feasible` refuses. The table counts, by op and device: those that compile, those that both refuse, those that the
 compiler refuses though the rule allows them, and those that the rule refuses though they compile (there should be
-none). It exits with 1 if a default does not compile. Nothing runs, so this says nothing of speed or numbers. The committed
-output stands in `training/results/compile_ahead.txt`.
+none). It exits with 1 if a default does not compile. Nothing runs, so this says nothing of speed or numbers. The
+committed output stands in `training/results/compile_ahead.txt`.
 """
 
 import argparse
