@@ -91,16 +91,18 @@ def get_runtime() -> Runtime:
 def config_order(config: Any) -> tuple[Any, ...]:
     """Sort key of configs: field by field, None first, numbers by value, the rest by its text."""
 
-    def rank(value: Any) -> tuple[int, Any, str]:
-        if value is None:
-            return 0, 0, ""
-        if isinstance(value, (bool, int, float)) and value == value:
-            return 1, value, ""
-        return 2, 0, serialization.dumps(serialization.encode(value, local=True))
-
     if dataclasses.is_dataclass(config):
-        return tuple(rank(getattr(config, f.name)) for f in dataclasses.fields(config))
-    return (rank(config),)
+        return tuple([_rank(getattr(config, f.name)) for f in dataclasses.fields(config)])
+    return (_rank(config),)
+
+
+def _rank(value: Any) -> tuple[int, Any, str]:
+    # Most fields are plain integers, and a space may hold thousands of configs.
+    if type(value) is int or (isinstance(value, (bool, int, float)) and value == value):
+        return 1, value, ""
+    if value is None:
+        return 0, 0, ""
+    return 2, 0, serialization.dumps(serialization.encode(value, local=True))
 
 
 def is_leaf(value: Any) -> bool:
