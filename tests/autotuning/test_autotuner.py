@@ -40,7 +40,8 @@ class Build:
         with self._lock:
             self.log.append(event)
 
-    def __call__(self, config):
+    def __call__(self, config, begins):
+        begins("compile")
         self.note("build", config)
         self._build.get(config, lambda: None)()
         self.note("built", config)
@@ -481,7 +482,7 @@ def test_a_tuning_goes_on_from_its_journal():
     )
     run = tune(build=build, timer=timer, check=check, journal=notes, rounds=2)
     assert build.order("build") == [DEFAULT, ToyConfig(8)]
-    assert build.order("run") == [DEFAULT, DEFAULT, ToyConfig(8), ToyConfig(8)]
+    assert collections.Counter(build.order("run")) == {DEFAULT: 2, ToyConfig(8): 2}
     assert run.outcomes[ToyConfig(2)] == BenchmarkData((50.0,), 9.0, 9.0, 9)
     assert run.outcomes[ToyConfig(4)] == Failure("run", "died")
     assert run.outcomes[ToyConfig(8)].samples_ms[:2] == (1.0, 1.05)

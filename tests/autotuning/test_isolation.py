@@ -13,7 +13,7 @@ import pytest
 import tokamax
 from faulty import Faulty, FaultyConfig
 from tokamax._src import errors
-from tokamax._src.autotuning import isolation
+from tokamax._src.autotuning.processes import Process
 from toy import SPACE, TableTimer, Toy, ToyConfig, arrays, by_block
 
 GOOD = [FaultyConfig(number=n) for n in range(3)]
@@ -35,21 +35,20 @@ def failures(entry):
 @pytest.fixture(scope="module", autouse=True)
 def no_idle_processes_stay():
     yield
-    while isolation._Process._idle:
-        isolation._Process._idle.pop().kill()
+    Process.end_idle()
 
 
 def test_a_clean_space_is_measured_and_the_process_is_used_again():
     entry = tune()
     assert set(entry.outcomes) == set(GOOD) and not failures(entry)
     assert entry.environment["isolation"] == "process"
-    (process,) = isolation._Process._idle
-    before = process._process.pid
+    (process,) = Process.idle
+    before = process.pid
     x, w = arrays()
     options = {"isolation": "process", "progress_bar": False, "rounds": 2}
     (entry,) = tokamax.autotune(Toy.bind(x, w), timer=TableTimer(by_block), **options).entries
     assert entry.best == ToyConfig(8, True) and set(entry.outcomes) == SPACE
-    assert [p._process.pid for p in isolation._Process._idle] == [before]
+    assert [p.pid for p in Process.idle] == [before]
 
 
 def test_crashes_cost_only_the_config_that_crashes():
@@ -153,9 +152,10 @@ def test_the_process_ends_with_its_parent(tmp_path):
         if __name__ == "__main__":
             import jax.numpy as jnp, tokamax
             from faulty import Faulty
-            from tokamax._src.autotuning import isolation
+            from tokamax._src.autotuning.processes import Process
+from tokamax._src.autotuning.processes import Process
             tokamax.autotune(Faulty().bind(jnp.ones(3)), isolation="process", rounds=1, progress_bar=False)
-            print(isolation._Process._idle[0]._process.pid, flush=True)
+            print(Process.idle[0].pid, flush=True)
             import os, signal
             os.kill(os.getpid(), signal.SIGKILL)
         """

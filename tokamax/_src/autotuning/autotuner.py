@@ -23,7 +23,6 @@ from tokamax._src.autotuning.gate import Limited
 from tokamax._src.autotuning.limits import Build, Runner, build_all
 from tokamax._src.autotuning.outcome import Failure, Outcome
 from tokamax._src.autotuning.state import Event, Journal, NoJournal, Session
-from tokamax._src.benchmarking import Compiled
 
 _ROUND_BUDGET_MS = 2_000.0
 """Time that the rounds of one config may take: slower configs get fewer rounds, at least two."""

@@ -1,9 +1,9 @@
 """Configs in a process of their own, which may hang, crash or be killed without harm to this one.
 
-`Worker` is this process's side of one tuning: it asks a worker process to compile, run and sample configs, kills it when
-a limit is exceeded, and takes another. Executables die with their process; a config is compiled again when it is next
-needed. What crosses the border is the op, its arguments, its inputs and configs; out comes data alone. Outputs stay there
-and are compared there.
+`Worker` is this process's side of one tuning: it asks a worker process to compile, run and sample configs, kills it
+when a limit is exceeded, and takes another. Executables die with their process; a config is compiled again when it is
+next needed. What crosses the border is the op, its arguments, its inputs and configs; out comes data alone. Outputs
+stay there and are compared there.
 
 Several configs compile at a time. When the process dies meanwhile, each of them is tried again alone, so that only the
 one that kills it has failed.

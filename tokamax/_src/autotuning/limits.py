@@ -4,6 +4,7 @@ A limit is held by working in a daemon thread and going on without it: Python ca
 keeps its thread, and possibly a core, until the process ends.
 """
 
+import functools
 import queue
 import threading
 import time
@@ -92,12 +93,14 @@ def build_all(
     for config in order:
         todo.put(config)
 
+    def begins(config: Any, phase: str) -> None:
+        events.put((config, "begins", (phase, time.monotonic())))
+
     def work() -> None:
         while (config := _get_nowait(todo)) is not None:
-            begins = lambda phase, config=config: events.put((config, "begins", (phase, time.monotonic())))
-            begins("trace")
+            begins(config, "trace")
             try:
-                events.put((config, "built", build(config, begins)))
+                events.put((config, "built", build(config, functools.partial(begins, config))))
             except BaseException as error:
                 events.put((config, "built", Failure.of("compile", error)))
 

@@ -21,6 +21,7 @@ import platformdirs
 
 from tokamax._src import devices, environment, errors, files, resources, serialization
 from tokamax._src.autotuning.journal import Journal
+from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.autotuning.result import Entry, Winner, parse_entries
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel.model import CostModel
@@ -207,7 +208,7 @@ class DirectoryStore:
         usable = self._usable(ba, device_kind, how)
         for i, entry in enumerate(usable):
             searched = all(entry.environment.get(name) == how.get(name) for name in ("search", "budget"))
-            if set(ba.autotuning_configs) <= _covered(usable[i:]) or ("search" in how and searched):
+            if set(ba.autotuning_configs) <= _covered(usable[i:], how) or ("search" in how and searched):
                 return entry
         return None
 
@@ -229,7 +230,7 @@ class DirectoryStore:
         usable = [e for e in self._usable(ba, device_kind, how) if "search" not in e.environment]
         if not usable:
             return None
-        entry, covered = usable[0], _covered(usable)
+        entry, covered = usable[0], _covered(usable, how)
         if entry.best is not None and entry.best not in (ba.default_config, *ba.autotuning_configs):
             return None  # What is the best without it, no session has decided.
         return entry, [c for c in ba.autotuning_configs if c not in covered]
@@ -278,18 +279,26 @@ def file_stem(op: str) -> str:
     return safe if safe == op else f"{safe}-{serialization.digest(op)[:8]}"
 
 
-def _covered(entries: Sequence[Entry]) -> set[Any]:
+def _covered(entries: Sequence[Entry], how: Mapping[str, Any]) -> set[Any]:
     """Returns the configs among which the first of some entries decided: its own, and those of what it extends.
 
-    What it extends counts only if the winner of that ran again.
+    What it extends counts only if the winner of that ran again. A config that exceeded a smaller limit than the present
+    one does not count: it may keep within this one.
     """
-    last, covered = entries[0], set(entries[0].outcomes)
+    last, covered = entries[0], _tried(entries[0], how)
     for entry in entries[1:]:
         extended = last.environment.get("extends")
         is_it = extended is not None and extended == entry.environment.get("time")
         if is_it and (entry.best is None or last.median_ms(entry.best) is not None):
-            last, covered = entry, covered | set(entry.outcomes)
+            last, covered = entry, covered | _tried(entry, how)
     return covered
+
+
+def _tried(entry: Entry, how: Mapping[str, Any]) -> set[Any]:
+    """Returns the configs of an entry whose outcome would be no other under the present limit."""
+    was, now = entry.environment.get("timeout"), how.get("timeout")
+    longer = isinstance(was, (int, float)) and isinstance(now, (int, float)) and now > was
+    return {c for c, o in entry.outcomes.items() if not (longer and isinstance(o, Failure) and o.stage == "timeout")}
 
 
 def _by_place(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:

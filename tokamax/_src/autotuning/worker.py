@@ -4,6 +4,7 @@ The process is started by `processes`, and imports nothing of the program that s
 """
 
 import dataclasses
+import functools
 import os
 import pickle
 import queue
@@ -154,7 +155,7 @@ class _Server:
     def _built(self, number: int, config: Any) -> Compiled:
         if config not in self._compiled:
             function, _ = self._task.ba.as_function(config)
-            begins = lambda phase: self._begin(number, phase)
+            begins = functools.partial(self._begin, number)
             self._compiled[config] = benchmarking.compile_function(function, self._arrays, begins)
         return self._compiled[config]
 
