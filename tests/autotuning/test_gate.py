@@ -1,5 +1,7 @@
 """What counts as a right output."""
 
+import collections
+import ctypes
 import dataclasses
 import itertools
 
@@ -11,6 +13,7 @@ import pytest
 import tokamax
 from gated import TIMER, LooseMean, Mean, Way
 from tokamax._src import devices, errors
+from tokamax._src.autotuning import session
 from tokamax._src.autotuning.processes import Process
 from tokamax.autotuning import Failure
 from toy import TableTimer
@@ -133,6 +136,60 @@ def test_a_result_that_changes_between_two_runs_is_wrong():
     entry = tune(Racy(ways=("plain", "racy")))
     assert wrong(entry) == {"racy": "check"}
     assert "two runs must give the same output" in entry.outcomes[Way("racy")].reason
+
+
+def test_a_config_that_writes_into_its_inputs_fails_and_spoils_no_other(monkeypatch):
+    made = []
+    real = session.example_inputs
+    monkeypatch.setattr(session, "example_inputs", lambda *args, **kw: made.append(real(*args, **kw)) or made[-1])
+
+    @dataclasses.dataclass(frozen=True)
+    class Writes(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            def write(mean):
+                for arrays in made:
+                    ctypes.memset(arrays[0].unsafe_buffer_pointer(), 0, arrays[0].nbytes)
+                return np.asarray(mean)
+
+            mean = x.mean(1)
+            if config.way != "a writes":
+                return super()._fwd(x, return_residuals=return_residuals, config=config)
+            return jax.pure_callback(write, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    entry = tune(Writes(ways=("a writes", "plain", "zeros"), default="a writes"))
+    assert wrong(entry) == {"a writes": "check", "zeros": "check"} and entry.best == Way("plain")
+    assert entry.outcomes[Way("a writes")].reason == "it writes into its inputs"
+
+
+def test_a_clean_space_costs_no_run_more_than_a_warm_up_and_the_samples():
+    runs = collections.Counter()
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            note = lambda m: (runs.update([config]), np.asarray(m))[1]
+            mean = x.mean(1) + 0.0 * len(config.way)
+            return jax.pure_callback(note, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    def timer(run, *, bound_args, config, rounds):
+        run()
+        return [1.0]
+
+    entry = tune(Counted(ways=("plain", "other")), timer=timer, rounds=3)
+    assert {c: len(o.samples_ms) + 1 for c, o in entry.outcomes.items()} == dict(runs)
+
+
+def test_a_config_that_runs_the_program_of_another_is_noted():
+    @dataclasses.dataclass(frozen=True)
+    class Deaf(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            return x.mean(1) + (0.0 if config.way == "plain" else 1e-9), None
+
+    entry = tune(Deaf(ways=("plain", "b", "c")))
+    assert (
+        "1 of 3 configs compile to the program of another one: way=c to that of way=b"
+        == (entry.environment["same_program"])
+    )
 
 
 def test_an_entry_that_was_checked_otherwise_is_not_reused():
