@@ -60,7 +60,7 @@ class _Clock:
             self._kill(process)
 
         def ask(worker, what, config, extra, stage):
-            if config.fault != "none":
+            if config is not None and config.fault != "none":
                 self.noted["begun"] = time.monotonic()
             return self._get(worker, what, config, extra, stage)
 

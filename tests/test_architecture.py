@@ -16,9 +16,10 @@ SRC = PACKAGE / "_src"
 ORDER = """
 errors
 shapes
-devices
 options
+devices
 resources
+exporting
 registry
 serialization
 environment
@@ -62,8 +63,17 @@ training
 dispatch
 suggest
 explanation
+report/sweeps
+report/judged
+report/content
+report/svg
+report/figures
+report/style
+report/page
 ops/*
 ops/*/base
+ops/ragged_dot/megablox
+ops/dot_product_attention/splash
 ops/*/*
 ops/*/api
 api

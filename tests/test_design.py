@@ -1,6 +1,7 @@
 """The snippets of the design's first section, as a user types them.
 
-Its Pallas classes and `tokamax report` do not exist yet: the README says so. The profile tool has tests of its own.
+`tokamax report` does not exist yet: the README says so. The profile tool has tests of its own, and so have the ops for
+TPU, which cannot be measured on a CPU.
 """
 
 import jax
@@ -54,6 +55,18 @@ def test_binding_on_the_class():
         [tokamax.XlaChunkedRaggedDot.bind(x, y, group_sizes), tokamax.XlaChunkedDotProductAttention.bind(q, k, v)]
     )
     assert len(result) == 2
+
+
+def test_ops_for_tpu_bind_on_the_class_and_say_that_they_cannot_be_measured_here():
+    x, y, group_sizes = jnp.ones((24, 8)), jnp.ones((3, 8, 8)), jnp.array([8, 8, 8])
+    q, k, v = inputs()
+    result = tokamax.autotune(
+        [tokamax.PallasMosaicTpuRaggedDot.bind(x, y, group_sizes), tokamax.PallasMosaicTpuAttention.bind(q, k, v)]
+    )
+    assert [e.error.split(" on ")[0] for e in result.entries] == [
+        "UnsupportedError: PallasMosaicTpuRaggedDot does not run",
+        "UnsupportedError: PallasMosaicTpuAttention does not run",
+    ]
 
 
 def test_bound_arguments_from_json_paths_and_text(tmp_path):

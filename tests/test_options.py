@@ -30,6 +30,7 @@ def test_defaults():
     assert {option.name: option.value for option in options.OPTIONS} == {
         "autotuning_cache_miss_fallback": "heuristics",
         "cost_model": "auto",
+        "cross_compile": False,
         "freshness": "toolchain",
         "private_cache": True,
         "replay": False,
@@ -79,6 +80,20 @@ def test_other_values_say_which_there_are(option, value):
         with pytest.raises(errors.ArgumentError, match=f"config.{option.name} must be one of .*got"):
             use(value)
     assert option.value == before
+
+
+@pytest.mark.parametrize("kind", ["TPU v6 lite", "TPU v5", "TPU7x", "NVIDIA H200", "AMD MI300X", "cpu-some-8c"])
+def test_cross_compile_takes_device_kinds(kind):
+    before = options.state()
+    with config.cross_compile(kind):
+        assert config.cross_compile.value == kind
+        assert options.state() != before
+
+
+@pytest.mark.parametrize("kind", ["v5e", "tpu v5 lite", "TPU", "", "NVIDIA"])
+def test_cross_compile_says_what_a_device_kind_is(kind):
+    with pytest.raises(errors.ArgumentError, match="or a device kind, as JAX calls it, such as 'TPU v6 lite'"):
+        config.cross_compile(kind)
 
 
 @OPTIONS

@@ -12,9 +12,16 @@ from tokamax._src.benchmarking import BenchmarkData as BenchmarkData
 from tokamax._src.benchmarking import benchmark as benchmark
 from tokamax._src.benchmarking import standardize_function as standardize_function
 from tokamax._src.bound_arguments import BoundArguments as BoundArguments
+from tokamax._src.exporting import DISABLE_JAX_EXPORT_CHECKS as DISABLE_JAX_EXPORT_CHECKS
 from tokamax._src.op import Op as Op
 from tokamax._src.ops.dot_product_attention.api import dot_product_attention as dot_product_attention
 from tokamax._src.ops.dot_product_attention.base import DotProductAttention as DotProductAttention
+from tokamax._src.ops.dot_product_attention.pallas_mosaic_tpu import (
+    PallasMosaicTpuAttention as PallasMosaicTpuAttention,
+)
+from tokamax._src.ops.dot_product_attention.pallas_mosaic_tpu import (
+    PallasMosaicTpuAttentionVjp as PallasMosaicTpuAttentionVjp,
+)
 from tokamax._src.ops.dot_product_attention.xla_chunked import (
     XlaChunkedDotProductAttention as XlaChunkedDotProductAttention,
 )
@@ -35,5 +42,13 @@ from tokamax._src.ops.linear_softmax_cross_entropy_loss.xla_chunked import (
 )
 from tokamax._src.ops.ragged_dot.api import ragged_dot as ragged_dot
 from tokamax._src.ops.ragged_dot.base import RaggedDot as RaggedDot
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import PallasMosaicTpuRaggedDot as PallasMosaicTpuRaggedDot
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import (
+    PallasMosaicTpuRaggedDotLhsVjp as PallasMosaicTpuRaggedDotLhsVjp,
+)
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import (
+    PallasMosaicTpuRaggedDotRhsVjp as PallasMosaicTpuRaggedDotRhsVjp,
+)
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import PallasMosaicTpuRaggedDotVjp as PallasMosaicTpuRaggedDotVjp
 from tokamax._src.ops.ragged_dot.xla_chunked import XlaChunkedRaggedDot as XlaChunkedRaggedDot
 from tokamax._src.ops.ragged_dot.xla_chunked import XlaChunkedRaggedDotVjp as XlaChunkedRaggedDotVjp

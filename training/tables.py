@@ -18,6 +18,7 @@ from tokamax._src import devices, shapes
 from tokamax._src.costmodel.dataset import Problem
 
 CORES = {"NVIDIA A100 (sm80)": 108, "NVIDIA A100": 108, "NVIDIA H100 (sm90)": 132}
+TILES = {"block_m": "a[0]", "block_n": "b[1]", "block_k": "a[1]"}
 _DTYPES = {"float16": np.dtype("float16"), "float32": np.dtype("float32")}
 
 
@@ -88,6 +89,7 @@ def matmul(device: str = "H100", *, keep_failures: bool = False) -> list[Problem
                 configs=tuple(dict(c) for c in outcomes),
                 times_ms=times,
                 device_kind=kind,
+                tiles=TILES,
             )
         )
     return problems
@@ -108,6 +110,16 @@ def full_grid(*, keep_failures: bool = False) -> list[Problem]:
         arguments = {"a": shapes.ArraySpec((m, k), half), "b": shapes.ArraySpec((k, n), half)}
         name = f"{m}x{k}x{n}"
         problems.append(
-            Problem("triton_matmul", name, name, arguments, tuple(configs), np.array(times), None, "NVIDIA A100")
+            Problem(
+                "triton_matmul",
+                name,
+                name,
+                arguments,
+                tuple(configs),
+                np.array(times),
+                None,
+                "NVIDIA A100",
+                tiles=TILES,
+            )
         )
     return problems

@@ -218,7 +218,7 @@ def test_ops_and_their_vjps_agree_with_their_references(family, dtype):
     assert len(tunable) == 2
     for ba in tunable:
         few = sorted(ba.autotuning_configs, key=repr)[:2]
-        object.__setattr__(ba, "autotuning_configs", tuple(few))
+        ba._by_device["space", devices.device_kind()] = tuple(few)
         options = {"rounds": 1, "progress_bar": False, "isolation": "none", "timer": TableTimer(lambda c, ba: 1.0)}
         (entry,) = tokamax.autotune(ba, **options).entries
         assert entry.error is None and "checked" not in entry.environment

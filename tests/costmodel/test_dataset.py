@@ -17,6 +17,8 @@ class Config:
 
 
 class Op:
+    config_tiles = {"block": "x[0]"}
+
     @classmethod
     def registered_name(cls):
         return "op"
@@ -43,6 +45,7 @@ def test_entries_become_problems():
     np.testing.assert_array_equal(problem.works, [True, False, True])
     np.testing.assert_allclose(problem.log_slowdown, [np.log(2), np.nan, 0])
     assert problem.extra[2] == {"block_squared": 16.0}
+    assert problem.tiles == {"block": "x[0]"}
 
 
 def test_what_slows_a_whole_round_slows_no_config():

@@ -52,6 +52,12 @@ def test_abstention_falls_to_the_default_and_lowers_coverage(problems, facts):
     assert scores["silent"].top_1 == 1.0
 
 
+def test_without_a_default_the_choice_runs_though_it_abstains(problems, facts):
+    without = [dataclasses.replace(p, default=None) for p in problems]
+    scores = evaluate.evaluate_folds(without, facts, choosers={"silent": oracles(without)["silent"]}).scores
+    assert scores["silent"].mean == 1.0 and scores["silent"].coverage == 0.0
+
+
 def test_failed_choice_scores_nothing(problems, facts):
     times = [np.where(np.arange(len(p.configs)) == 0, np.nan, p.times_ms) for p in problems]
     broken = [dataclasses.replace(p, times_ms=t) for p, t in zip(problems, times, strict=True)]

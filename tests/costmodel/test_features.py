@@ -135,6 +135,16 @@ def test_configs_may_hold_bools_enums_and_text():
     assert spec.known(configs).all()
 
 
+def test_a_named_tile_is_taken_at_its_word():
+    squares = [features.describe({"a": shapes.ArraySpec((n, n), F32)}) for n in (512, 1024, 2048)]
+    table = [(square, [{"block_n": b, "other": b} for b in (16, 512)]) for square in squares]
+    learned, named = (features.FeatureSpec.learn(table, tiles=t) for t in (None, {"block_n": "a[1]", "other": "b[7]"}))
+    assert learned.fields["block_n"].tiles is None  # No block is capped by a square, so nothing tells.
+    assert named.fields["block_n"].tiles == "a[0]"  # Its twin in these squares.
+    assert named.fields["other"].tiles is None  # There is no such dimension.
+    assert "log2(footprint)" in named.columns(*table[0], devices.DeviceFacts("t", "cpu"))
+
+
 def test_flags_come_in_pairs_too():
     flags = [{"p": p, "q": q, "s": True} for p in (False, True) for q in (False, True)]
     described = [features.describe({"x": shapes.ArraySpec((4,), F32), **f}) for f in flags]

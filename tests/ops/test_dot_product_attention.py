@@ -1,4 +1,7 @@
-"""Attention: the plain and the blocked form against float64, forward and gradient."""
+"""Attention: one contract for all implementations, against float64, forward and gradient.
+
+Kernels for TPU run in interpret mode. What only one of them has is tested in a file of its own.
+"""
 
 import dataclasses
 import functools
@@ -12,6 +15,12 @@ from jax.sharding import PartitionSpec as P
 import tokamax
 from tokamax._src import errors
 from tokamax._src.inputs import example_inputs
+from tokamax._src.ops.dot_product_attention.pallas_mosaic_tpu import (
+    PallasMosaicTpuAttention,
+    PallasMosaicTpuAttentionConfig,
+    PallasMosaicTpuAttentionVjp,
+    PallasMosaicTpuAttentionVjpConfig,
+)
 from tokamax._src.ops.dot_product_attention.xla_chunked import (
     Blocks,
     XlaChunkedDotProductAttention,
@@ -40,6 +49,10 @@ def rows_without_keys():
     return mask
 
 
+def segments(*shape, count=4):
+    return np.sort(RNG.integers(0, count, shape), -1).astype(np.int32)
+
+
 # B, T, S, N, K, H, further arguments.
 PROBLEMS = {
     "plain": (2, 37, 53, 2, 2, 8, {}),
@@ -64,6 +77,29 @@ PROBLEMS = {
         8,
         {"query_seq_lengths": np.array([20, 37], np.int32), "key_value_seq_lengths": np.array([53, 11], np.int32)},
     ),
+    "no_keys": (2, 37, 53, 2, 1, 8, {"key_value_seq_lengths": np.array([0, 11], np.int32), "is_causal": True}),
+    "window_tall": (1, 53, 20, 2, 1, 8, {"local_window_size": (6, 0)}),
+    "soft_cap_alone": (1, 37, 53, 4, 2, 8, {"logits_soft_cap": 1.5, "is_causal": True, "scale": 0.6}),
+    "segments": (
+        2,
+        37,
+        53,
+        4,
+        2,
+        8,
+        {"query_segment_ids": segments(2, 37, count=6), "key_value_segment_ids": segments(2, 53)},
+    ),
+    "segments_causal": (
+        2,
+        53,
+        53,
+        2,
+        2,
+        8,
+        {"query_segment_ids": segments(2, 53), "key_value_segment_ids": segments(2, 53), "is_causal": True},
+    ),
+    "several_blocks": (1, 200, 300, 2, 1, 8, {"is_causal": True}),
+    "several_blocks_window": (2, 300, 200, 4, 2, 8, {"local_window_size": (90, 140), "logits_soft_cap": 20.0}),
     "one_query": (2, 1, 53, 8, 1, 16, {}),
     "wide_head": (1, 33, 35, 2, 1, 72, {"is_causal": True}),
 }
@@ -89,6 +125,8 @@ def visible(full, more):
         seen &= (columns >= rows - left) & (columns <= rows + right)
     if (lengths := more.get("key_value_seq_lengths")) is not None:
         seen &= columns < lengths[:, None, None, None]
+    if (ids := more.get("query_segment_ids")) is not None:
+        seen &= (ids[:, :, None] == more["key_value_segment_ids"][:, None, :])[:, None]
     return seen
 
 
@@ -136,6 +174,19 @@ def pinned(blocks, vjp_blocks=None):
     return XlaChunkedDotProductAttention(Config(*blocks), vjp=vjp)
 
 
+# The first computes all gradients in one kernel; blocks that divide the sequences, and longer ones.
+MOSAIC = {
+    "small": ((128, 128, 128), (128, 128, 128, None, None)),
+    "mixed": ((128, 256, 128), (256, 256, 128, 128, 256)),
+}
+
+
+def mosaic(name):
+    config, vjp_config = MOSAIC[name]
+    vjp = PallasMosaicTpuAttentionVjp(PallasMosaicTpuAttentionVjpConfig(*vjp_config), interpret=True)
+    return PallasMosaicTpuAttention(PallasMosaicTpuAttentionConfig(*config), vjp=vjp, interpret=True)
+
+
 def run(op, q, k, v, dout, more):
     """Returns the output and the gradients of everything that has one."""
     more = dict(more)
@@ -170,6 +221,12 @@ def test_forward_and_gradient(problem):
     check(pinned((16, 32)), *make(problem))
 
 
+@pytest.mark.parametrize("name", MOSAIC)
+@pytest.mark.parametrize("problem", [name for name, case in PROBLEMS.items() if not {"mask", "bias"} & set(case[6])])
+def test_forward_and_gradient_of_tpu_kernels(problem, name):
+    check(mosaic(name), *make(problem))
+
+
 @pytest.mark.parametrize("problem", ["window_causal_mqa", "mask_of_rows", "bias_matrix", "soft_cap", "lengths"])
 def test_plain_form(problem):
     check(pinned((None, None)), *make(problem))
@@ -184,20 +241,27 @@ def test_odd_blocks(problem, blocks):
     check(pinned(blocks), *make(problem))
 
 
-@pytest.mark.parametrize("blocks", [(None, None), (16, 32)], ids=str)
-def test_bfloat16(blocks):
+BOTH = pytest.mark.parametrize("op", [pinned((16, 32)), mosaic("mixed")], ids=["chunked", "mosaic"])
+
+
+@pytest.mark.parametrize(
+    "op", [pinned((None, None)), pinned((16, 32)), *map(mosaic, MOSAIC)], ids=["plain", "chunked", *MOSAIC]
+)
+def test_bfloat16(op):
     q, k, v, dout, more = make("causal_gqa", jnp.bfloat16)
-    check(pinned(blocks), q, k, v, dout, more, tolerance=2e-2)
+    check(op, q, k, v, dout, more, tolerance=2e-2)
 
 
+@BOTH
 @pytest.mark.parametrize("scale", [1e-20, 30.0])
-def test_tiny_and_large_values(scale):
-    check(pinned((16, 32)), *make("plain", scale=scale), tolerance=5e-5)
+def test_tiny_and_large_values(scale, op):
+    check(op, *make("plain", scale=scale), tolerance=5e-5)
 
 
-def test_huge_logits_stay_finite():
+@BOTH
+def test_huge_logits_stay_finite(op):
     q, k, v, dout, more = make("causal_gqa", scale=1e15)
-    out, grads = run(pinned((16, 32)), q, k, v, dout, more)
+    out, grads = run(op, q, k, v, dout, more)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((out, grads)))
     assert np.abs(out).max() <= np.abs(v).max()
 
@@ -251,10 +315,11 @@ def test_without_a_batch(blocks):
         assert_close(grad, expected[name].reshape(grad.shape), 5e-6)
 
 
-def test_vmap():
+@BOTH
+def test_vmap(op):
     q, k, v, dout, _ = make("causal_gqa")
     more = {"local_window_size": (20, 3)}
-    op = functools.partial(pinned((16, 32)), **more)
+    op = functools.partial(op, **more)
     batched = jax.vmap(op, in_axes=(0, None, None))
     out, dq = jax.jit(lambda q, k, v, dout: (batched(q, k, v), jax.vjp(batched, q, k, v)[1](dout)[0]))(
         q[:, None], k[:1], v[:1], dout[:, None]
@@ -346,9 +411,12 @@ def test_example_arguments():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), (out, (top, total)), expected)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "xla_chunked", ("xla_chunked", "xla"), None])
-def test_front_function(implementation):
-    q, k, v, dout, more = make("causal_gqa")
+@pytest.mark.parametrize("problem", ["causal_gqa", "segments"])
+@pytest.mark.parametrize(
+    "implementation", ["xla", "xla_chunked", ("xla_chunked", "xla"), ("mosaic", "xla"), mosaic("mixed"), None], ids=str
+)
+def test_front_function(implementation, problem):
+    q, k, v, dout, more = make(problem)
     out = tokamax.dot_product_attention(q, k, v, implementation=implementation, **more)
     assert_close(out, exact(q, k, v, dout, more)[0], 5e-6)
 
@@ -366,10 +434,20 @@ def test_implementations_that_cannot_run(monkeypatch):
 Q, KV = jnp.zeros((2, 5, 4, 8)), jnp.zeros((2, 7, 2, 8))
 
 
-@pytest.mark.parametrize("implementation", ["xla", "xla_chunked"])
+@pytest.mark.parametrize("implementation", ["xla", "xla_chunked", mosaic("mixed")], ids=["xla", "chunked", "mosaic"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"query_segment_ids": jnp.zeros((2, 5), jnp.int32)}, "must both be given .* got query_segment_ids alone"),
+        ({"key_value_segment_ids": jnp.zeros((2, 7), jnp.int32)}, "got key_value_segment_ids alone"),
+        (
+            {"query_segment_ids": jnp.zeros((2, 5)), "key_value_segment_ids": jnp.zeros((2, 7), jnp.int32)},
+            r"query_segment_ids must be int32 \[2,5\], got f32\[2,5\]",
+        ),
+        (
+            {"query_segment_ids": jnp.zeros((2, 5), jnp.int32), "key_value_segment_ids": jnp.zeros((7,), jnp.int32)},
+            r"key_value_segment_ids must be int32 \[2,7\], got i32\[7\]",
+        ),
         ({"query": Q[0]}, "must all have the shape"),
         ({"query": Q[0, 0], "key": KV[0, 0], "value": KV[0, 0]}, "must all have the shape"),
         ({"value": KV[:, :3]}, "key and value must have one shape"),

@@ -1,4 +1,7 @@
-"""Ragged dot: every kind of config against float64, forward and gradient."""
+"""Ragged dot: one contract for all implementations, every kind of config against float64, forward and gradient.
+
+Kernels for TPU run in interpret mode. What only one implementation has is tested in a file of its own.
+"""
 
 import dataclasses
 import functools
@@ -12,8 +15,14 @@ from jax.sharding import PartitionSpec as P
 import tokamax
 from tokamax._src import errors
 from tokamax._src.inputs import example_inputs
-from tokamax._src.ops.ragged_dot import xla_chunked
 from tokamax._src.ops.ragged_dot.base import RaggedDot
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import (
+    PallasMosaicTpuRaggedDot,
+    PallasMosaicTpuRaggedDotConfig,
+    PallasMosaicTpuRaggedDotLhsVjp,
+    PallasMosaicTpuRaggedDotRhsVjp,
+    PallasMosaicTpuRaggedDotVjp,
+)
 from tokamax._src.ops.ragged_dot.xla_chunked import (
     Visit,
     XlaChunkedRaggedDot,
@@ -42,6 +51,8 @@ VJP_CONFIGS = [
     VjpConfig(64, 32, 16),
     VjpConfig(16, 64, 16, upcast=True),
 ]
+# Tiles that divide no axis, and tiles larger than the axes; interpret mode takes any.
+TILES = [PallasMosaicTpuRaggedDotConfig(16, 8, 128), PallasMosaicTpuRaggedDotConfig(64, 128, 8)]
 # Rows, inputs, outputs, and sizes: groups that cross tiles, empty ones first, last and between, rows past the end.
 PROBLEMS = {
     "crossing": (71, 13, 17, [30, 1, 23, 17]),
@@ -86,19 +97,34 @@ def pinned(config=Config(), vjp_config=VjpConfig()):
     return XlaChunkedRaggedDot(config=config, vjp=XlaChunkedRaggedDotVjp(config=vjp_config))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def mosaic(tiles, vjp_tiles=None):
+    lhs, rhs = (
+        part(config=vjp_tiles or tiles, interpret=True)
+        for part in (PallasMosaicTpuRaggedDotLhsVjp, PallasMosaicTpuRaggedDotRhsVjp)
+    )
+    return PallasMosaicTpuRaggedDot(config=tiles, interpret=True, vjp=PallasMosaicTpuRaggedDotVjp(lhs, rhs))
+
+
+MOSAIC = {f"mosaic{tiles.tiles}": mosaic(tiles) for tiles in TILES}
+FORWARD = {"xla": RaggedDot(), **{str(config): pinned(config) for config in CONFIGS}, **MOSAIC}
+GRADIENT = {"xla": RaggedDot(), **{str(config): pinned(vjp_config=config) for config in VJP_CONFIGS}, **MOSAIC}
+
+ONCE = [name for name in FORWARD if name != "mosaic(64, 128, 8)"]  # Interpret mode is slow.
+
+
+@pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize(("problem", "dtype"), CASES, ids=str)
-def test_forward(problem, config, dtype):
+def test_forward(problem, name, dtype):
     lhs, rhs, sizes, dout = make(problem, dtype)
-    actual = pinned(config)(lhs, rhs, sizes)
+    actual = jax.jit(FORWARD[name])(lhs, rhs, sizes)
     assert_close(actual, exact(lhs, rhs, sizes, dout)[0], dtype)
 
 
-@pytest.mark.parametrize("config", VJP_CONFIGS, ids=str)
+@pytest.mark.parametrize("name", GRADIENT)
 @pytest.mark.parametrize(("problem", "dtype"), CASES, ids=str)
-def test_gradient(problem, config, dtype):
+def test_gradient(problem, name, dtype):
     lhs, rhs, sizes, dout = make(problem, dtype)
-    _, vjp = jax.vjp(lambda lhs, rhs: pinned(vjp_config=config)(lhs, rhs, sizes), lhs, rhs)
+    _, vjp = jax.vjp(lambda lhs, rhs: GRADIENT[name](lhs, rhs, sizes), lhs, rhs)
     dlhs, drhs = vjp(dout)
     _, expected_dlhs, expected_drhs = exact(lhs, rhs, sizes, dout)
     assert_close(dlhs, expected_dlhs, dtype)
@@ -106,26 +132,37 @@ def test_gradient(problem, config, dtype):
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_tiny_and_large_values(config, scale):
+@pytest.mark.parametrize("name", ONCE)
+def test_tiny_and_large_values(name, scale):
     lhs, rhs, sizes, dout = make("crossing", jnp.float32, scale)
-    assert_close(pinned(config)(lhs, rhs, sizes), exact(lhs, rhs, sizes, dout)[0], jnp.dtype("float32"))
+    out, vjp = jax.vjp(lambda lhs, rhs: FORWARD[name](lhs, rhs, sizes), lhs, rhs)
+    expected, dlhs, drhs = exact(lhs, rhs, sizes, dout)
+    assert_close(out, expected, jnp.dtype("float32"))
+    for actual, expected in zip(vjp(dout), (dlhs, drhs), strict=True):
+        assert_close(actual, expected, jnp.dtype("float32"))
 
 
-@pytest.mark.parametrize("config", CONFIGS[1:], ids=str)
-def test_rows_past_the_end_may_hold_nan(config):
+@pytest.mark.parametrize("name", [name for name in FORWARD if name not in ("xla", str(Config()))])
+def test_rows_past_the_end_may_hold_nan(name):
     lhs, rhs, sizes, dout = make("past_the_end", jnp.float32)
     lhs, dout = lhs.at[31:].set(jnp.nan), dout.at[31:].set(jnp.nan)
-    out = pinned(config)(lhs, rhs, sizes)
+    out = FORWARD[name](lhs, rhs, sizes)
     assert np.isfinite(out).all() and not np.asarray(out[31:]).any()
-    drhs = xla_chunked.rhs_gradient(lhs, dout, sizes, block_m=config.block_m, block_tail=config.block_tail)
-    assert np.isfinite(drhs).all()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_preferred_element_type(config):
+# The plain form multiplies such rows with zeros.
+@pytest.mark.parametrize("name", [str(config) for config in VJP_CONFIGS[3:]] + ["mosaic(16, 8, 128)"])
+def test_gradients_ignore_nan_in_rows_past_the_end(name):
+    lhs, rhs, sizes, dout = make("past_the_end", jnp.float32)
+    lhs, dout = lhs.at[31:].set(jnp.nan), dout.at[31:].set(jnp.nan)
+    dlhs, drhs = jax.vjp(lambda lhs, rhs: GRADIENT[name](lhs, rhs, sizes), lhs, rhs)[1](dout)
+    assert np.isfinite(drhs).all() and np.isfinite(dlhs).all() and not np.asarray(dlhs[31:]).any()
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_preferred_element_type(name):
     lhs, rhs, sizes, dout = make("crossing", jnp.bfloat16)
-    op = pinned(config, VjpConfig(16, 16))
+    op = FORWARD[name]
     run = lambda lhs, rhs: op(lhs, rhs, sizes, preferred_element_type=jnp.float32, precision="highest")
     out, vjp = jax.vjp(run, lhs, rhs)
     expected, dlhs, drhs = exact(lhs, rhs, sizes, dout)
@@ -135,12 +172,14 @@ def test_preferred_element_type(config):
     assert_close(grads[1], drhs, jnp.dtype("bfloat16"))
 
 
-@pytest.mark.parametrize("config", CONFIGS[2::2], ids=str)
-def test_vmap_over_everything(config):
+@pytest.mark.parametrize(
+    "op", [*(pinned(config, VjpConfig(16, 16, 8)) for config in CONFIGS[2::2]), MOSAIC["mosaic(16, 8, 128)"]], ids=str
+)
+def test_vmap_over_everything(op):
     made = [make("crossing", jnp.float32, seed=seed) for seed in (1, 2)]
     lhs, rhs, sizes, dout = (jnp.stack(parts) for parts in zip(*made, strict=True))
     sizes = sizes.at[1].set(jnp.array([0, 40, 2, 3]))
-    run = lambda lhs, rhs, sizes: pinned(config, VjpConfig(16, 16, 8))(lhs, rhs, sizes)
+    run = lambda lhs, rhs, sizes: op(lhs, rhs, sizes)
     grad = jax.vmap(lambda lhs, rhs, sizes, d: jax.vjp(lambda a, b: run(a, b, sizes), lhs, rhs)[1](d))
     out, grads = jax.vmap(run)(lhs, rhs, sizes), grad(lhs, rhs, sizes, dout)
     for i in range(2):
@@ -172,13 +211,20 @@ def test_forward_mode_without_a_vjp_op(config, dtype):
     assert_close(tangent, exact(lhs, rhs, sizes, dout)[0], dtype)
 
 
-@pytest.mark.parametrize("implementation", [None, "xla", "xla_chunked", ("xla_chunked", "xla")])
+@pytest.mark.parametrize("implementation", [None, "xla", "xla_chunked", ("xla_chunked", "xla"), ("mosaic", "xla")])
 def test_front_function(implementation):
     lhs, rhs, sizes, dout = make("crossing", jnp.float32)
     run = functools.partial(tokamax.ragged_dot, implementation=implementation)
     out = jax.jit(run)(lhs, rhs, sizes)
     assert_close(out, exact(lhs, rhs, sizes, dout)[0], jnp.dtype("float32"))
     np.testing.assert_array_equal(out, jax.jit(jax.lax.ragged_dot)(lhs, rhs, sizes))
+
+
+@pytest.mark.parametrize("implementation", [MOSAIC["mosaic(16, 8, 128)"], (MOSAIC["mosaic(16, 8, 128)"], "xla")])
+def test_front_function_calls_ops(implementation):
+    lhs, rhs, sizes, dout = make("crossing", jnp.float32)
+    ba = tokamax.autotuning.get_bound_args(tokamax.ragged_dot, lhs, rhs, sizes, implementation=implementation)
+    assert [type(found.op) for found in ba] == [PallasMosaicTpuRaggedDot]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -238,16 +284,17 @@ def test_example_arguments():
         ({"group_sizes": jnp.ones(2)}, "integers, got float32"),
         ({"rhs": jnp.ones((2, 3, 4), jnp.bfloat16)}, "same dtype, got float32 and bfloat16"),
         ({"lhs": jnp.ones((6, 3), jnp.int32), "rhs": jnp.ones((2, 3, 4), jnp.int32)}, "must hold floats"),
-        ({"implementation": "mosaic"}, "implementation of ragged_dot must be one of"),
+        ({"implementation": "triton"}, "implementation of ragged_dot must be one of"),
     ],
 )
-@pytest.mark.parametrize("implementation", ["xla", "xla_chunked"])
+@pytest.mark.parametrize("implementation", ["xla", "xla_chunked", MOSAIC["mosaic(16, 8, 128)"]], ids=str)
 def test_wrong_arguments(change, message, implementation):
     right = {"lhs": jnp.ones((6, 3)), "rhs": jnp.ones((2, 3, 4)), "group_sizes": jnp.array([2, 4])}
     with pytest.raises(errors.ArgumentError, match=message):
         tokamax.ragged_dot(**{"implementation": implementation, **right, **change})
 
 
-def test_group_offset_is_refused():
+@pytest.mark.parametrize("op", [RaggedDot, XlaChunkedRaggedDot, PallasMosaicTpuRaggedDot])
+def test_group_offset_is_refused(op):
     with pytest.raises(errors.UnsupportedError, match="group_offset must be None"):
-        RaggedDot().bind(jnp.ones((6, 3)), jnp.ones((2, 3, 4)), jnp.array([2, 4]), group_offset=jnp.array([0]))
+        op().bind(jnp.ones((6, 3)), jnp.ones((2, 3, 4)), jnp.array([2, 4]), group_offset=jnp.array([0]))

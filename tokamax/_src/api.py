@@ -48,7 +48,7 @@ def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, .
         )
     _check_arguments(f, args, kwargs)
     if hasattr(f, "lower"):
-        return capture.bound_arguments_in(f.lower(*args, **kwargs))
+        return capture.bound_arguments_in(_lowered(f, *args, **kwargs))
     leaves, treedef = jax.tree.flatten((args, kwargs))
     dynamic = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
@@ -60,7 +60,17 @@ def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, .
         out = f(*f_args, **f_kwargs)
         return [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, jax.Array)]
 
-    return capture.bound_arguments_in(jax.jit(call).lower(*(leaves[i] for i in dynamic)))
+    return capture.bound_arguments_in(_lowered(jax.jit(call), *(leaves[i] for i in dynamic)))
+
+
+def _lowered(f: Any, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    """Lowers a jitted function for the device that configs are chosen for."""
+    target = devices.target()
+    if not isinstance(target, devices.AbsentDevice):
+        return f.lower(*args, **kwargs)
+    # JAX calls the platform of NVIDIA's devices by another name here.
+    platform = {"gpu": "cuda"}.get(target.platform, target.platform)
+    return f.trace(*args, **kwargs).lower(lowering_platforms=(platform,))
 
 
 def _check_arguments(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -127,17 +137,19 @@ def bound_args_from_profile(*paths: str | os.PathLike[str]) -> tuple[BoundArgume
 
 
 def implementations(op: BoundArguments) -> tuple[BoundArguments, ...]:
-    """Returns bound arguments for every implementation of an op's family that runs on this device, the op's first."""
+    """Returns bound arguments for every implementation of an op's family that runs them here, the op's first."""
     place = registry.family_of(type(op.op))
     if place is None:
         return (op,)
     family, found = place[0], [op]
     for name in registry.implementations(family):
         cls = registry.implementation(family, name)
-        other = cls()
-        same = list(other.signature.parameters) == list(op.arguments)
-        if cls is not type(op.op) and same and other.supported_on(devices.current()):
-            found.append(dataclasses.replace(op, op=other))
+        if cls is type(op.op) or not cls().supported_on(devices.current()):
+            continue
+        try:
+            found.append(cls().bind(**op.arguments, return_residuals=op.return_residuals))
+        except (TypeError, ValueError, NotImplementedError):  # It does not take these arguments.
+            continue
     return tuple(found)
 
 
@@ -217,6 +229,11 @@ def autotune(
         raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
     if options.replay.value:
         raise errors.ArgumentError("tokamax.config.replay must be off to measure; it is on")
+    if isinstance(options.cross_compile.value, str):
+        raise errors.ArgumentError(
+            "tokamax.config.cross_compile must be off to measure, since only a device that is here can be; it is "
+            f"{options.cross_compile.value!r}"
+        )
     targets = _targets(f, args, kwargs)
     if all_implementations:
         targets = [ba for target in targets for ba in implementations(target)]
@@ -510,6 +527,11 @@ def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:
       *args: arguments of `f`; arrays or `jax.ShapeDtypeStruct`.
       **kwargs: keyword arguments of `f`.
     """
+    if isinstance(options.cross_compile.value, str):
+        raise errors.UnsupportedError(
+            "tokamax.config.cross_compile must be off to check, since this compiles for a device that is here; it is "
+            f"{options.cross_compile.value!r}"
+        )
     rows: list[tuple[BoundArguments, ConfigChoice | None, str | None]] = []
     for ba, choice in explain(f, *args, **kwargs).rows:
         if not isinstance(choice, ConfigChoice):
@@ -534,6 +556,9 @@ class _Runtime:
 
     def failed(self, ba: BoundArguments, choice: ConfigChoice, error: Exception) -> ConfigChoice:
         return dispatch.choose_without(ba, choice, error)
+
+    def measured_ms(self, ba: BoundArguments) -> float | None:
+        return dispatch.measured_ms(ba)
 
     def autotune(self, ba: BoundArguments, **options: Any) -> AutotuningResult:
         return autotune(ba, **options)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import jax
 
-from tokamax._src import errors, registry, serialization, shapes
+from tokamax._src import devices, errors, registry, serialization, shapes
 
 SCOPE_PREFIX = "tokamax:"
 """In a lowered program, a scope of this prefix and a key marks the operations of one op call."""
@@ -53,6 +53,10 @@ class Runtime(Protocol):
 
     def failed(self, ba: "BoundArguments", choice: ConfigChoice, error: Exception) -> ConfigChoice:
         """Returns the config to use in place of a choice that could not be traced."""
+        ...
+
+    def measured_ms(self, ba: "BoundArguments") -> float | None:
+        """Returns the median time of the measured winner for bound arguments, or None if there is none."""
         ...
 
     def autotune(self, ba: "BoundArguments", **options: Any) -> Any:
@@ -182,12 +186,17 @@ class BoundArguments:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    @property
-    def shown_arguments(self) -> str:
-        """The arguments in words: those that are not at their defaults."""
+    @functools.cached_property
+    def argument_texts(self) -> dict[str, str]:
+        """The arguments in words, by name: those that are not at their defaults."""
         defaults = {name: p.default for name, p in self.op.signature.parameters.items()}
         shown = {n: v for n, v in self.abstract.items() if v is not None and not _is_default(v, defaults[n])}
-        return ", ".join(f"{name}={_text(value)}" for name, value in shown.items())
+        return {name: _text(value) for name, value in shown.items()}
+
+    @property
+    def shown_arguments(self) -> str:
+        """The arguments in words, on one line."""
+        return ", ".join(f"{name}={text}" for name, text in self.argument_texts.items())
 
     def __repr__(self) -> str:
         return f"{self.op.registered_name()}({self.shown_arguments})"
@@ -246,19 +255,30 @@ class BoundArguments:
         return cls(op, {name: arguments[name] for name in expected})
 
     @functools.cached_property
+    def _by_device(self) -> dict[Any, Any]:
+        """Default and space by device kind: what fits into the memory of one may not fit into that of another."""
+        return {}
+
+    @property
     def default_config(self) -> Any:
         """The op's hand-written config for these arguments, else the first config of its space."""
-        return self.op.default_config(self)
+        place = "default", devices.device_kind()
+        if place not in self._by_device:
+            self._by_device[place] = self.op.default_config(self)
+        return self._by_device[place]
 
     @property
     def heuristics_config(self) -> Any:
         """The same as `default_config`."""
         return self.default_config
 
-    @functools.cached_property
+    @property
     def autotuning_configs(self) -> tuple[Any, ...]:
-        """The op's feasible configs for these arguments, in a fixed order."""
-        return self.op.feasible_configs(self)
+        """The op's feasible configs for these arguments on this device, in a fixed order."""
+        place = "space", devices.device_kind()
+        if place not in self._by_device:
+            self._by_device[place] = self.op.feasible_configs(self)
+        return self._by_device[place]
 
     def choose_config(self) -> ConfigChoice:
         """Returns the config that the op would run with here and now, and where it came from."""

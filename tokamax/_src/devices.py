@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from tokamax._src import options
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFacts:
@@ -55,14 +57,35 @@ def current() -> Any:
     return jax.devices(default)[0] if isinstance(default, str) else default
 
 
+@dataclasses.dataclass(frozen=True)
+class AbsentDevice:
+    """A device that is not here, but for which programs are made; see `tokamax.config.cross_compile`.
+
+    Attributes:
+      platform: as of a JAX device.
+      device_kind: as of a JAX device.
+    """
+
+    platform: str
+    device_kind: str
+
+
+def target() -> Any:
+    """Returns the device that implementations and configs are chosen for: the current one, or one that is not here."""
+    kind = options.cross_compile.value
+    return AbsentDevice(facts(kind).platform, kind) if isinstance(kind, str) else current()
+
+
 @functools.lru_cache(maxsize=64)
 def _kind_of(device: Any) -> str:
-    return _host_kind() if device.platform == "cpu" else device.device_kind
+    if device.platform == "cpu" and not isinstance(device, AbsentDevice):
+        return _host_kind()
+    return device.device_kind
 
 
 def device_kind(device: Any = None) -> str:
-    """Returns the kind of a JAX device, by default of the current one."""
-    return _kind_of(current() if device is None else device)
+    """Returns the kind of a JAX device, by default of the one that configs are chosen for."""
+    return _kind_of(target() if device is None else device)
 
 
 def is_cpu(kind: str) -> bool:

@@ -123,6 +123,18 @@ def _exact(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
     return stale, remark
 
 
+def measured_ms(ba: BoundArguments) -> float | None:
+    """Returns the median time of the winner that `choose` would take for bound arguments; None where none was measured.
+
+    Winners that are not fresh do not count: times of two toolchains say nothing of each other.
+    """
+    kind = devices.device_kind()
+    for place in _winners(kind, ba.op.registered_name(), ba.key):
+        if environment.is_fresh(place.found.environment) and _decoded(ba, place) is not None:
+            return place.found.median_ms
+    return None
+
+
 def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
     """Yields what each cost model says about the space of bound arguments on this device, the preferred model first.
 

@@ -59,10 +59,12 @@ def stale_parts(environment: Mapping[str, Any]) -> list[str]:
     """
     strict = options.freshness.value == "strict"
     now = {**_fixed(), **toolchain(), **({"cores": devices.facts().cores} if strict else {})}
+    if isinstance(options.cross_compile.value, str):  # The backend here says nothing of a device that is not here.
+        del now["backend"]
     return [
         f"{name} {str(environment.get(name, 'unknown'))[:40]} (now {str(now[name])[:40]})"
         for name in (STRICT if strict else TOOLCHAIN)
-        if environment.get(name) != now[name]
+        if name in now and environment.get(name) != now[name]
     ]
 
 

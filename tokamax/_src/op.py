@@ -116,6 +116,8 @@ class Op(Generic[_P, _T, _R, _C, _K]):
     config_cls: ClassVar[type] = NullConfig
     name: ClassVar[str | None] = None
     """The name in keys and files; by default the class's module and name."""
+    config_tiles: ClassVar[Mapping[str, str]] = {}
+    """Config field -> the dimension that it tiles, as in `{"block_m": "x[0]"}`; cost models learn what is not named."""
 
     config: Any = None
     _: dataclasses.KW_ONLY

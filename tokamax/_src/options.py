@@ -5,6 +5,8 @@ depends on has another value. Options are set in code only; the command line of 
 """
 
 import contextlib
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,13 +17,26 @@ from tokamax._src import errors
 class Option:
     """One scoped option: `with option(value): ...` in this thread, `option.set(value)` for the process."""
 
-    def __init__(self, name: str, default: Any, allowed: tuple[Any, ...], doc: str):
+    def __init__(
+        self,
+        name: str,
+        default: Any,
+        allowed: tuple[Any, ...],
+        doc: str,
+        *,
+        also: Callable[[Any], bool] = lambda value: False,
+        also_in_words: str = "",
+    ):
         self.name, self.allowed, self.__doc__ = name, allowed, doc
+        self._also, self._also_in_words = also, also_in_words
         self._context = jax.make_user_context(default)
 
     def _checked(self, value: Any) -> Any:
         if not any(value is a or (type(value) is type(a) and value == a) for a in self.allowed):
-            raise errors.ArgumentError(f"tokamax.config.{self.name} must be one of {self.allowed}, got {value!r}")
+            if not self._also(value):
+                raise errors.ArgumentError(
+                    f"tokamax.config.{self.name} must be one of {self.allowed}{self._also_in_words}, got {value!r}"
+                )
         return value
 
     @property
@@ -71,7 +86,22 @@ freshness = Option(
     "is no fresh one); any; or strictly those of the present library, system and number of cores too, and no others.",
 )
 
-OPTIONS = (autotuning_cache_miss_fallback, cost_model, freshness, private_cache, replay)
+
+def _is_device_kind(value: Any) -> bool:
+    return isinstance(value, str) and re.match(r"TPU ?v?\d|NVIDIA .|AMD .|cpu-.", value) is not None
+
+
+cross_compile = Option(
+    "cross_compile",
+    False,
+    (False, True),
+    "Choose implementations and configs for this device kind, though it is not here, to lower or export programs for "
+    "it; True: for the device that is here, but take an implementation that was asked for by name at its word.",
+    also=_is_device_kind,
+    also_in_words=" or a device kind, as JAX calls it, such as 'TPU v6 lite'",
+)
+
+OPTIONS = (autotuning_cache_miss_fallback, cost_model, cross_compile, freshness, private_cache, replay)
 
 overlays = jax.make_user_context(())
 """The active results' lookup tables, innermost last, compared by content."""

@@ -56,7 +56,10 @@ def format_table(rows: Iterable[Iterable[str]], *, width: int | None = None) -> 
 def html_table(rows: Iterable[Iterable[str]], caption: str) -> str:
     """Returns a table as HTML, with every cell escaped; the first row is the header."""
     head, *body = ([html.escape(cell) for cell in row] for row in rows)
-    lines = [f"<caption>{html.escape(caption)}</caption>", "<tr>" + "".join(f"<th>{c}</th>" for c in head) + "</tr>"]
+    lines = [
+        f"<caption>{html.escape(caption)}</caption>",
+        "<tr>" + "".join(f'<th scope="col">{c}</th>' for c in head) + "</tr>",
+    ]
     lines += ["<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in body]
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 

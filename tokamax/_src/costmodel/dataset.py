@@ -30,6 +30,7 @@ class Problem:
       device_kind: the device that was measured.
       extra: the op's own features of each config, if it has any.
       complete: whether the whole space was tried, so that the best time is the best there is.
+      tiles: config field -> dimension that it tiles, as far as the op names them.
       halves_ms: times by the even and by the odd samples alone, `[2, configs]`, where there are enough samples.
     """
 
@@ -44,6 +45,7 @@ class Problem:
     extra: tuple[Mapping[str, float], ...] | None = None
     complete: bool = True
     halves_ms: np.ndarray | None = None
+    tiles: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         times = np.asarray(self.times_ms, dtype=np.float64)
@@ -153,6 +155,7 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
                 extra=features.of_op(ba, configs),
                 complete=set(ba.autotuning_configs) <= set(configs),
                 halves_ms=np.stack(halves),
+                tiles=ba.op.config_tiles,
             )
         )
     return problems

@@ -12,7 +12,7 @@ import numpy as np
 from tokamax._src import devices, errors
 from tokamax._src.costmodel import dataset, features, rivals
 from tokamax._src.costmodel.dataset import Problem
-from tokamax._src.costmodel.model import Chooser, CostModel
+from tokamax._src.costmodel.model import Chooser, CostModel, Prediction
 
 MODEL = "model"
 RIVALS: Mapping[str, Callable[[], Chooser]] = {
@@ -32,7 +32,7 @@ class Scores:
 
     Attributes:
       mean: mean efficiency of the choices; where the chooser abstained, of what runs then: its fallback, else the
-        default.
+        default. Where a table names no default, it is the choice all the same.
       p10: tenth percentile.
       worst: least.
       within_2: share of choices at most 2 % slow.
@@ -106,6 +106,58 @@ class Report:
         return "\n".join(lines)
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """What a chooser said of a problem whose shape it never saw.
+
+    Attributes:
+      problem: the problem.
+      prediction: what the chooser said.
+      runs: index of the config that runs: the choice; where the chooser abstained, its fallback, else the
+        default, if the problem has one.
+    """
+
+    problem: Problem
+    prediction: Prediction
+    runs: int
+
+    @property
+    def efficiency(self) -> np.ndarray:
+        """Efficiency of each config, `[configs]`; 0 where it failed."""
+        return np.nan_to_num(self.problem.best_ms / self.problem.times_ms, nan=0.0)
+
+    def top(self, k: int) -> float:
+        """Returns the best efficiency among the first k configs of the chooser's order."""
+        return float(self.efficiency[self.prediction.order[:k]].max())
+
+
+def predict_folds(
+    problems: Sequence[Problem],
+    facts: devices.DeviceFacts | None = None,
+    *,
+    count: int = 5,
+    choosers: Mapping[str, Callable[[], Chooser]] | None = None,
+) -> dict[str, list[HeldOut]]:
+    """Returns what each chooser says of each problem that can be scored, held out in shape-grouped folds.
+
+    Args:
+      problems: measured problems of one op on one device.
+      facts: the device's facts.
+      count: number of folds.
+      choosers: name -> constructor; by default the cost model and its rivals.
+
+    Raises:
+      ArgumentError: if a fold would score nothing.
+    """
+    return _held_out(problems, *_folds(problems, count), facts, choosers)
+
+
+def _folds(problems: Sequence[Problem], count: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:
+    fold = dataset.folds([p.group for p in problems], count)
+    splits = [(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(count)]
+    return splits, f"{count} shape-grouped folds"
+
+
 def evaluate_folds(
     problems: Sequence[Problem],
     facts: devices.DeviceFacts | None = None,
@@ -124,9 +176,7 @@ def evaluate_folds(
     Raises:
       ArgumentError: if a fold would score nothing.
     """
-    fold = dataset.folds([p.group for p in problems], count)
-    splits = [(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(count)]
-    return _evaluate(problems, splits, f"{count} shape-grouped folds", facts, choosers)
+    return _evaluate(problems, *_folds(problems, count), facts, choosers)
 
 
 def families(problems: Sequence[Problem], share: float = 0.2) -> dict[str, np.ndarray]:
@@ -191,13 +241,13 @@ def _elements(scalars: Mapping[str, features.Scalar]) -> int:
     return sum(sizes.values())
 
 
-def _evaluate(
+def _held_out(
     problems: Sequence[Problem],
     splits: Sequence[tuple[np.ndarray, np.ndarray]],
     split: str,
     facts: devices.DeviceFacts | None,
     choosers: Mapping[str, Callable[[], Chooser]] | None,
-) -> Report:
+) -> dict[str, list[HeldOut]]:
     teaches = np.array([p.works.sum() >= 2 for p in problems], dtype=bool)
     fair = teaches & np.array([p.complete for p in problems], dtype=bool)
     splits = [(train[teaches[train]], test[fair[test]]) for train, test in splits]
@@ -208,47 +258,51 @@ def _evaluate(
                 f"{len(train)} and {len(test)} of {len(problems)} problems; measure more shapes"
             )
     choosers = {MODEL: CostModel, **RIVALS} if choosers is None else choosers
-    found: dict[str, list[tuple[float, bool, np.ndarray]]] = {name: [] for name in choosers}
+    found: dict[str, list[HeldOut]] = {name: [] for name in choosers}
     for train, test in splits:
         known = [problems[i] for i in train]
-        fallback = rivals.KNearest().fit(known)
         for name, make in choosers.items():
             chooser = make().fit(known, facts)
-            found[name] += [_outcome(chooser, problems[i], facts, fallback) for i in test]
-    scored = np.concatenate([test for _, test in splits])
-    ceilings = [c for i in scored if (c := problems[i].ceiling) is not None]
+            found[name] += [_ask(chooser, problems[i], facts) for i in test]
+    return found
+
+
+def _evaluate(
+    problems: Sequence[Problem],
+    splits: Sequence[tuple[np.ndarray, np.ndarray]],
+    split: str,
+    facts: devices.DeviceFacts | None,
+    choosers: Mapping[str, Callable[[], Chooser]] | None,
+) -> Report:
+    found = _held_out(problems, splits, split, facts, choosers)
+    scored = [held.problem for held in next(iter(found.values()))]
+    ceilings = [c for problem in scored if (c := problem.ceiling) is not None]
     return Report(
         op=problems[0].op,
         device_kind=problems[0].device_kind,
         split=split,
         problems=len(scored),
-        groups=len({problems[i].group for i in scored}),
-        scores={name: _scores(outcomes) for name, outcomes in found.items()},
+        groups=len({problem.group for problem in scored}),
+        scores={name: _scores(held) for name, held in found.items()},
         ceiling=float(np.mean(ceilings)) if ceilings else None,
     )
 
 
-def _outcome(
-    chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None, fallback: Chooser
-) -> tuple[float, bool, np.ndarray]:
-    """Returns (efficiency of the choice, whether it was stood by, efficiencies in the chooser's order)."""
+def _ask(chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None) -> HeldOut:
     told = {"default": problem.default, "extra": problem.extra}
     prediction = chooser.predict(problem.arguments, problem.configs, facts, **told)
-    efficiency = np.nan_to_num(problem.best_ms / problem.times_ms, nan=0.0)
     index = prediction.index
     if prediction.abstain is not None:
-        # Without a default there is no heuristic to fall to, so the nearest shapes stand in for it.
-        index = problem.default if prediction.fallback is None else prediction.fallback
-        if index is None:
-            index = fallback.predict(problem.arguments, problem.configs, facts).index
-    return float(efficiency[index]), prediction.abstain is None, efficiency[prediction.order]
+        instead = problem.default if prediction.fallback is None else prediction.fallback
+        index = index if instead is None else instead
+    return HeldOut(problem, prediction, index)
 
 
-def _scores(outcomes: Sequence[tuple[float, bool, np.ndarray]]) -> Scores:
-    efficiency = np.array([e for e, _, _ in outcomes])
-    stands = np.array([s for _, s, _ in outcomes])
+def _scores(held: Sequence[HeldOut]) -> Scores:
+    efficiency = np.array([h.efficiency[h.runs] for h in held])
+    stands = np.array([h.prediction.abstain is None for h in held])
     stood_by = efficiency[stands] if stands.any() else np.ones(1)
-    top = {k: float(np.mean([order[:k].max() for _, _, order in outcomes])) for k in (1, 3, 5, 8)}
+    top = {k: float(np.mean([h.top(k) for h in held])) for k in (1, 3, 5, 8)}
     return Scores(
         mean=float(efficiency.mean()),
         p10=float(np.quantile(efficiency, 0.1)),

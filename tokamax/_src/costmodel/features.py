@@ -217,12 +217,14 @@ class FeatureSpec:
         cls,
         problems: Sequence[tuple[Mapping[str, Scalar], Sequence[Any]]],
         extra: Sequence[str] = (),
+        tiles: Mapping[str, str] | None = None,
     ) -> "FeatureSpec":
         """Learns the domain and the candidate columns; `pruned` then drops columns.
 
         Args:
           problems: (described arguments, configs) of each training problem.
           extra: names of the op's own features.
+          tiles: config field -> dimension that it tiles, such as `x[0]`; which one the other fields tile is learned.
         """
         scalars = [s for s, _ in problems]
         names = sorted(set().union(*scalars))
@@ -237,7 +239,7 @@ class FeatureSpec:
         twins = _twins(table, [n for n in names if n in numbers])
         twins |= _twins(table, [n for n in names if n in categories])
         spec = cls(numbers, categories, twins, {}, tuple(extra))
-        return dataclasses.replace(spec, fields=_learn_fields(problems, spec))
+        return dataclasses.replace(spec, fields=_learn_fields(problems, spec, tiles or {}))
 
     def pruned(self, matrix: np.ndarray, names: Sequence[str]) -> tuple["FeatureSpec", np.ndarray]:
         """Keeps the columns that vary and repeat no earlier one.
@@ -552,20 +554,21 @@ def _twins(table: Mapping[str, list[Any]], names: Sequence[str]) -> dict[str, st
 
 
 def _learn_fields(
-    problems: Sequence[tuple[Mapping[str, Scalar], Sequence[Any]]], spec: FeatureSpec
+    problems: Sequence[tuple[Mapping[str, Scalar], Sequence[Any]]], spec: FeatureSpec, tiles: Mapping[str, str]
 ) -> dict[str, Field]:
     names = sorted({name for _, configs in problems for c in configs for name in c})
     fields = {}
     for name in names:
         values = [c.get(name) for _, configs in problems for c in configs]
         numbers = [float(v) for v in values if _is_number(v)]
+        named = tiles.get(name)
         texts = {_field_text(v) for v in values if v is not None and not _is_number(v)}
         fields[name] = Field(
             low=min(numbers, default=math.inf),
             high=max(numbers, default=-math.inf),
             none=any(v is None for v in values),
             categories=tuple(sorted(texts)),
-            tiles=_tiled_dimension(name, problems, spec),
+            tiles=spec.twins.get(named, named) if named in spec.numbers else _tiled_dimension(name, problems, spec),
         )
     return fields
 

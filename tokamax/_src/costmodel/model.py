@@ -507,7 +507,7 @@ class _Training:
         scalars = [features.describe(p.arguments) for p in problems]
         fields = [[features.config_fields(c) for c in p.configs] for p in problems]
         extra = sorted({name for p in problems for e in p.extra or () for name in e})
-        spec = features.FeatureSpec.learn(list(zip(scalars, fields, strict=True)), extra)
+        spec = features.FeatureSpec.learn(list(zip(scalars, fields, strict=True)), extra, problems[0].tiles)
         blocks, names = [], []
         for problem, s, f in zip(problems, scalars, fields, strict=True):
             columns = spec.columns(s, f, facts, problem.extra)

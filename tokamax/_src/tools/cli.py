@@ -18,11 +18,12 @@ from tokamax._src.tools import (
     explain,
     merge,
     predict,
+    report,
     train,
     tune,
 )
 
-COMMANDS = (demo, bound_args, tune, merge, explain, predict, train, evaluate, cache, doctor, completion)
+COMMANDS = (demo, bound_args, tune, merge, explain, predict, train, evaluate, report, cache, doctor, completion)
 
 EXIT_CODES = """\
 exit codes:

@@ -1,12 +1,12 @@
 """Attention for users."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from tokamax._src.ops.choose import implementation_of
+from tokamax._src.ops.choose import Choice, call
 from tokamax._src.ops.dot_product_attention import base as base  # registers itself
+from tokamax._src.ops.dot_product_attention import pallas_mosaic_tpu as pallas_mosaic_tpu  # registers itself
 from tokamax._src.ops.dot_product_attention import xla_chunked as xla_chunked  # registers itself
 
 
@@ -23,12 +23,14 @@ def dot_product_attention(
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     logits_soft_cap: float | None = None,
-    implementation: str | Sequence[str] | None = None,
+    query_segment_ids: jax.Array | None = None,
+    key_value_segment_ids: jax.Array | None = None,
+    implementation: Choice = None,
 ) -> jax.Array:
     """Computes `softmax(scale * q @ k.T + bias) @ v` for each head.
 
-    The arguments are those of `jax.nn.dot_product_attention`, and a soft cap. Softmax runs in float32. Where a query
-    sees no key at all, its output is the average of all values, as in JAX.
+    The arguments are those of `jax.nn.dot_product_attention`, a soft cap and segment ids. Softmax runs in float32.
+    Where a query sees no key at all, its output is the average of all values, as in JAX.
 
         >>> import jax.numpy as jnp
         >>> import tokamax
@@ -49,17 +51,24 @@ def dot_product_attention(
       local_window_size: how many keys before and after its own position a query sees: `(left, right)`, or one number
         for both.
       logits_soft_cap: cap of the logits before bias and mask, `cap * tanh(logits / cap)`; None for none.
-      implementation: `"xla"`, `"xla_chunked"`, or several in order of preference; None for the best known.
+      query_segment_ids: int32 `[B,T]`: a query sees the keys of its own segment alone.
+      key_value_segment_ids: int32 `[B,S]`; given exactly if those of the queries are.
+      implementation: `"xla"`, `"xla_chunked"`, `"mosaic"` (TPU; without bias and mask), an op to call in place of them,
+        or several of these, of which the first that can run does; None for the best known.
 
     Returns:
       An array of the shape and dtype of query.
 
     Raises:
       ArgumentError: if the arguments do not fit each other, or there is no such implementation.
-      UnsupportedError: if none of the named implementations runs on this device.
+      UnsupportedError: if none of the named implementations can run the arguments on this device.
     """
-    op: Any = implementation_of("dot_product_attention", implementation)
-    return op(
+    segments: dict[str, Any] = {}
+    if query_segment_ids is not None or key_value_segment_ids is not None:
+        segments = {"query_segment_ids": query_segment_ids, "key_value_segment_ids": key_value_segment_ids}
+    return call(
+        "dot_product_attention",
+        implementation,
         query,
         key,
         value,
@@ -71,4 +80,5 @@ def dot_product_attention(
         key_value_seq_lengths=key_value_seq_lengths,
         local_window_size=local_window_size,
         logits_soft_cap=logits_soft_cap,
+        **segments,
     )

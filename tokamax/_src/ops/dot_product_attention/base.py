@@ -45,6 +45,52 @@ def _check_broadcast(name: str, given: shapes.ArraySpec, full: tuple[int, ...]) 
         raise errors.ArgumentError(f"{name} must broadcast to [B,N,T,S]={list(full)}, got {given}")
 
 
+def check_segments(query: Any, key: Any, query_ids: Any, key_ids: Any) -> None:
+    """Checks segment ids, int32 `[B,T]` and `[B,S]`, both or none.
+
+    Raises:
+      ArgumentError: if they do not fit.
+    """
+    if (query_ids is None) != (key_ids is None):
+        given = "key_value_segment_ids" if query_ids is None else "query_segment_ids"
+        raise errors.ArgumentError(
+            f"query_segment_ids and key_value_segment_ids must both be given or both be None, got {given} alone"
+        )
+    batch = query.shape[0] if len(query.shape) == 4 else 1
+    for name, ids, size in (
+        ("query_segment_ids", query_ids, query.shape[-3]),
+        ("key_value_segment_ids", key_ids, key.shape[-3]),
+    ):
+        if ids is not None and (tuple(ids.shape) != (batch, size) or ids.dtype != jnp.int32):
+            raise errors.ArgumentError(f"{name} must be int32 [{batch},{size}], got {shapes.spec_of(ids)}")
+
+
+def with_segments(mask: Any, query_ids: Any, key_ids: Any) -> Any:
+    """Returns a mask that also hides the keys of other segments.
+
+    Args:
+      mask: bool, broadcastable to `[B,N,T,S]`, or None.
+      query_ids: int32 `[B,T]`, or None for one segment.
+      key_ids: int32 `[B,S]`, or None.
+    """
+    if query_ids is None:
+        return mask
+    same = (query_ids[:, :, None] == key_ids[:, None, :])[:, None]
+    return same if mask is None else mask & same
+
+
+def _mask_with_segments(mask: Any, query_ids: Any, key_ids: Any) -> Any:
+    """Like `with_segments`, for arrays and for abstract ones."""
+    given = (mask, query_ids, key_ids)
+    if not any(isinstance(x, (shapes.ArraySpec, jax.ShapeDtypeStruct)) for x in given):
+        return with_segments(*given)
+    specs = jax.tree.map(shapes.spec_of, given, is_leaf=shapes.is_array)
+    vmap = next((spec.vmap for spec in specs if spec is not None and spec.vmap), ())
+    abstract = [None if spec is None else jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
+    found = jax.eval_shape(with_segments, *abstract)
+    return shapes.ArraySpec(found.shape, found.dtype, vmap)
+
+
 def _window(size: Any) -> tuple[int, int]:
     try:
         left, right = size if isinstance(size, (tuple, list)) else (size, size)
@@ -76,9 +122,11 @@ class DotProductAttention(Op[..., Any, Any, Any, Any]):
         key_value_seq_lengths: Any = None,
         local_window_size: int | tuple[int, int] | None = None,
         logits_soft_cap: float | None = None,
+        query_segment_ids: Any = None,
+        key_value_segment_ids: Any = None,
         return_residuals: bool = False,
     ) -> BoundArguments:
-        """Binds arguments; see `tokamax.dot_product_attention`."""
+        """Binds arguments; see `tokamax.dot_product_attention`. Segments become part of the mask."""
         q, k, v = (shapes.spec_of(x) for x in (query, key, value))
         _check_heads(q, k, v)
         full = (q.shape[0] if q.ndim == 4 else 1, q.shape[-2], q.shape[-3], k.shape[-3])
@@ -100,6 +148,9 @@ class DotProductAttention(Op[..., Any, Any, Any, Any]):
             local_window_size = _window(local_window_size)
         if logits_soft_cap is not None and not logits_soft_cap > 0:
             raise errors.ArgumentError(f"logits_soft_cap must be positive or None, got {logits_soft_cap}")
+        check_segments(query, key, query_segment_ids, key_value_segment_ids)
+        if query_segment_ids is not None:
+            mask = _mask_with_segments(mask, query_segment_ids, key_value_segment_ids)
         return super().bind(
             query,
             key,

@@ -1,11 +1,10 @@
 """The front function of the loss of a linear layer with softmax."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from tokamax._src.ops.choose import implementation_of
+from tokamax._src.ops.choose import Choice, call
 from tokamax._src.ops.linear_softmax_cross_entropy_loss import base
 from tokamax._src.ops.linear_softmax_cross_entropy_loss import xla_chunked as xla_chunked  # registers itself
 
@@ -17,7 +16,7 @@ def linear_softmax_cross_entropy_loss(
     *,
     reduction: base.Reduction = "sum",
     precision: Any = None,
-    implementation: str | Sequence[str] | None = None,
+    implementation: Choice = None,
 ) -> jax.Array:
     """Computes the cross entropy of `softmax(x @ weights)`, the loss of a language model's head.
 
@@ -31,7 +30,8 @@ def linear_softmax_cross_entropy_loss(
       reduction: `"sum"` or `"mean"` over the rows, or None for the loss of each row.
       precision: as in `jax.lax.dot_general`; sums are made in f32 or wider.
       implementation: `"xla"`, `"xla_chunked"` (loops over rows and classes; its default config is the same as `"xla"`,
-        tuning finds better ones), or names in order of preference; None for the best known.
+        tuning finds better ones), an op to call in place of them, or several of these, of which the first that can run
+        does; None for the best known.
 
     Returns:
       The loss, f32 (f64 for f64 inputs): a scalar, or [b] without a reduction.
@@ -47,5 +47,5 @@ def linear_softmax_cross_entropy_loss(
       >>> round(float(loss), 3)  # log(16)
       2.773
     """
-    op: Any = implementation_of("linear_softmax_cross_entropy_loss", implementation)
-    return op(x, labels, weights, reduction=reduction, precision=precision)
+    family = "linear_softmax_cross_entropy_loss"
+    return call(family, implementation, x, labels, weights, reduction=reduction, precision=precision)

@@ -1,12 +1,12 @@
 """The front function of ragged dot."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from tokamax._src.ops.choose import implementation_of
+from tokamax._src.ops.choose import Choice, call
 from tokamax._src.ops.ragged_dot import base as base  # registers itself
+from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu as pallas_mosaic_tpu  # registers itself
 from tokamax._src.ops.ragged_dot import xla_chunked as xla_chunked  # registers itself
 
 
@@ -18,7 +18,7 @@ def ragged_dot(
     preferred_element_type: Any = None,
     group_offset: None = None,
     *,
-    implementation: str | Sequence[str] | None = None,
+    implementation: Choice = None,
 ) -> jax.Array:
     """Multiplies each group of rows with its own matrix, as the experts of a mixture do.
 
@@ -33,14 +33,15 @@ def ragged_dot(
       preferred_element_type: dtype of the result; None for the dtype of `lhs`. Sums are made in f32 or wider.
       group_offset: must be None.
       implementation: `"xla"` (`jax.lax.ragged_dot`), `"xla_chunked"` (loops over tiles of rows; its default config is
-        the same as `"xla"`, tuning finds better ones), or names in order of preference; None for the best known.
+        the same as `"xla"`, tuning finds better ones), `"mosaic"` (TPU), an op to call in place of them, or several of
+        these, of which the first that can run does; None for the best known.
 
     Returns:
       [m, n].
 
     Raises:
       ArgumentError: if the arguments do not fit each other, or there is no such implementation.
-      UnsupportedError: for a `group_offset`.
+      UnsupportedError: for a `group_offset`, or if none of the implementations can run the arguments on this device.
 
     Example:
       >>> import jax.numpy as jnp
@@ -49,5 +50,4 @@ def ragged_dot(
       >>> out.shape
       (5, 3)
     """
-    op: Any = implementation_of("ragged_dot", implementation)
-    return op(lhs, rhs, group_sizes, precision, preferred_element_type, group_offset)
+    return call("ragged_dot", implementation, lhs, rhs, group_sizes, precision, preferred_element_type, group_offset)
