@@ -10,6 +10,7 @@ what the checks, limits and journals cost on a clean space, in this process.
 """
 
 import argparse
+import collections
 import dataclasses
 import os
 import pathlib
@@ -51,9 +52,9 @@ class _Clock:
         self.noted = noted
 
     def __enter__(self) -> None:
-        from tokamax._src.autotuning import isolation
+        from tokamax._src.autotuning import isolation, processes
 
-        self._kill, self._get = isolation._Process.kill, isolation.Worker._ask
+        self._kill, self._get = processes.Process.kill, isolation.Worker._ask
 
         def kill(process):
             self.noted["killed"] = time.monotonic()
@@ -64,12 +65,12 @@ class _Clock:
                 self.noted["begun"] = time.monotonic()
             return self._get(worker, what, config, extra, stage)
 
-        isolation._Process.kill, isolation.Worker._ask = kill, ask
+        processes.Process.kill, isolation.Worker._ask = kill, ask
 
     def __exit__(self, *exc: object) -> None:
-        from tokamax._src.autotuning import isolation
+        from tokamax._src.autotuning import isolation, processes
 
-        isolation._Process.kill, isolation.Worker._ask = self._kill, self._get
+        processes.Process.kill, isolation.Worker._ask = self._kill, self._get
 
 
 def samples_taken(cache: str, kill_at: int) -> int | None:
@@ -90,18 +91,24 @@ def killed(at: int) -> tuple[str, ...]:
     return f"kill -9 at sample {at} of {total}", "NO" if again is None else "yes", str(at - 1 + (again or 0) - total)
 
 
-def overhead() -> tuple[float, float]:
-    """Tunes a clean space in this process; returns seconds in all, and those in which a config compiled or ran."""
+def overhead() -> tuple[float, float, int, int]:
+    """Tunes a clean space in this process.
+
+    Returns:
+      Seconds in all; those in which a config (not the reference) was traced, compiled or ran; runs of configs; and how
+      many of those belong to no sample: warm-ups, and what the check needs beside them.
+    """
     import jax
     import jax.numpy as jnp
 
     import tokamax
-    from tokamax._src import benchmarking, timing
+    from tokamax._src import timing
+    from tokamax._src.autotuning import autotuner
 
     busy: list[tuple[float, float]] = []
-    lock = threading.Lock()
+    lock, counts, tune = threading.Lock(), collections.Counter(), autotuner.tune
 
-    def timed(function):
+    def timed(function, name):
         def call(*args, **kwargs):
             start = time.perf_counter()
             try:
@@ -109,25 +116,33 @@ def overhead() -> tuple[float, float]:
             finally:
                 with lock:
                     busy.append((start, time.perf_counter()))
+                    counts[name] += 1
 
         return call
 
-    compile_function = benchmarking.compile_function
+    def watched(configs, *, build, timer, **options):
+        def built(config, begins):
+            compiled = timed(build, "builds")(config, begins)
+            return dataclasses.replace(compiled, run=timed(compiled.run, "runs"))
 
-    def compiled(*args):
-        found = compile_function(*args)
-        return dataclasses.replace(found, run=timed(found.run))
+        def sampled(run, **about):
+            before = counts["runs"]
+            samples = timer(run, **about)
+            counts["sampled"] += counts["runs"] - before
+            return samples
 
-    benchmarking.compile_function = timed(compiled)
+        return tune(configs, build=built, timer=sampled, **options)
+
     lhs, rhs = jax.ShapeDtypeStruct((512, 256), jnp.float32), jax.ShapeDtypeStruct((8, 256, 512), jnp.float32)
     ba = tokamax.XlaChunkedRaggedDot.bind(lhs, rhs, jax.ShapeDtypeStruct((8,), jnp.int32))
+    autotuner.tune = watched
     try:
         start = time.perf_counter()
         tokamax.autotune(ba, timer=timing.wall_clock_min, ignore_cache=True, progress_bar=False)
         total = time.perf_counter() - start
     finally:
-        benchmarking.compile_function = compile_function
-    return total, _union(busy)
+        autotuner.tune = tune
+    return total, _union(busy), counts["runs"], counts["runs"] - counts["sampled"]
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
@@ -153,9 +168,10 @@ def main() -> int:
         print(format_table([("fault", "survived", "lost", "recorded as", "over the limit"), *rows]), flush=True)
         kills = [killed(at) for at in (1, 8, 13, 24)]
         print("\n" + format_table([("fault", "resumed", "measured twice"), *kills]), flush=True)
-        total, busy = overhead()
+        total, busy, runs, others = overhead()
         print(
-            f"\nclean space: {total:.2f} s, of which configs compiled or ran {busy:.2f} s: {total / busy - 1:.1%} more"
+            f"\nclean space: {total:.2f} s, where configs compiled or ran {busy:.2f} s: {total / busy - 1:.1%} more, "
+            f"with {runs} runs of configs, {others} of them outside of samples"
         )
     return 0 if all(row[1] == "yes" for row in rows + kills) else 1
 
