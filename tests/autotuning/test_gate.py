@@ -13,7 +13,7 @@ import pytest
 import tokamax
 from gated import TIMER, LooseMean, Mean, Way
 from tokamax._src import devices, errors
-from tokamax._src.autotuning import session
+from tokamax._src.autotuning import gate, session
 from tokamax._src.autotuning.processes import Process
 from tokamax.autotuning import Failure
 from toy import TableTimer
@@ -136,6 +136,32 @@ def test_a_result_that_changes_between_two_runs_is_wrong():
     entry = tune(Racy(ways=("plain", "racy")))
     assert wrong(entry) == {"racy": "check"}
     assert "two runs must give the same output" in entry.outcomes[Way("racy")].reason
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("share", "fails"), [(1e-6, False), (4e-4, False), (8e-4, True)])
+def test_two_outputs_that_are_right_must_agree_with_each_other(share, fails, kept, monkeypatch):
+    """Each is within 1e-3 of the reference, the tolerance of float32; two in a row are twice the share apart.
+
+    Sums whose order differs from run to run must pass. Where first outputs are too large to be kept, one more run
+    stands in for the first.
+    """
+    signs = itertools.cycle((1, -1))
+    monkeypatch.setattr(gate, "_KEPT_SHARE", 0.05 if kept else 0.0)
+
+    @dataclasses.dataclass(frozen=True)
+    class Drifting(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            drift = lambda mean: mean + np.float32(next(signs) * share * np.abs(mean).max())
+            mean = x.mean(1)
+            if config.way != "drifts":
+                return mean, None
+            return jax.pure_callback(drift, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    entry = tune(Drifting(ways=("plain", "drifts")))
+    assert "checked" not in entry.environment and wrong(entry) == ({"drifts": "check"} if fails else {})
+    if fails:
+        assert "two runs must give the same output; the second: error" in entry.outcomes[Way("drifts")].reason
 
 
 def test_a_config_that_writes_into_its_inputs_fails_and_spoils_no_other(monkeypatch):

@@ -7,9 +7,11 @@ are compared with the default's output.
 A default that disagrees with the reference is noted, and what agrees with either counts as right: one of the two is at
 fault, a tuning cannot tell which, and a config that computes what the program computes without tuning makes nothing
 worse. Each config is judged twice: after its first run, which warms it up, and after a run of its first sample, which
-costs no run more. Before that sample, memory of the size of the outputs is filled with NaN and given back, so that a
-config that leaves a part of its output unwritten most likely shows it, and no longer what an earlier run wrote there.
-A config that writes into its inputs has failed, and they are made anew for the others.
+costs no run more. The second output must be right as well, and agree with the first, as closely as with the reference:
+sums whose order differs from run to run do, outputs that change do not. Before that sample, memory of the size of the
+outputs is filled with NaN and given back, so that a config that leaves a part of its output unwritten most likely shows
+it, and no longer what an earlier run wrote there. A config that writes into its inputs has failed, and they are made
+anew for the others.
 """
 
 import concurrent.futures
@@ -40,6 +42,26 @@ class Limited(Protocol):
 
 _MEMORY_SHARE = 0.5
 """The part of the device's memory that a reference may need: it keeps all intermediate results of a plain form."""
+_KEPT_SHARE = 0.05
+"""The part of the device's memory that first outputs may take until the second ones come; beyond it, a config runs once
+more before its first sample."""
+_KEPT_BYTES = 2**28
+"""The same where the size of the memory is not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Once:
+    """A config that was judged once.
+
+    Attributes:
+      looks: shape, dtype and sharding of each array of its output.
+      output: the output, in a tuple; empty if it was too large to be kept.
+      size_bytes: what is kept takes.
+    """
+
+    looks: list[tuple[Any, Any, Any]]
+    output: tuple[Any, ...]
+    size_bytes: int
 
 
 @dataclasses.dataclass
@@ -66,9 +88,8 @@ class Gate:
         self._reference: tuple[Any, ...] = ()
         self._first: tuple[Any, ...] = ()
         """The output of the first config that ran: a yardstick where there is no reference, or the default differs."""
-        self._first_config: tuple[Any, ...] = ()
-        self._to_judge_again: dict[Any, list[Any]] = {}
-        """Configs whose second output is not judged yet, and what their outputs look like."""
+        self._once: dict[Any, _Once] = {}
+        """Configs whose second output is not judged yet."""
         self.judged: set[Any] = set()
         """Configs whose first output was right."""
 
@@ -111,11 +132,20 @@ class Gate:
         if reason is not None:
             return reason
         if not self._first and (not self._reference or self.note is not None):
-            self._first, self._first_config = (output,), (config,)
-        arrays = [x for x in jax.tree.leaves(output) if isinstance(x, jax.Array)]
-        self._to_judge_again[config] = [(x.shape, x.dtype, x.sharding) for x in arrays]
+            self._first = (output,)
+        self._once[config] = self._kept(output)
         self.judged.add(config)
         return None
+
+    def _kept(self, output: Any) -> _Once:
+        """Keeps what a second output is compared with, if there is room for it."""
+        arrays = [x for x in jax.tree.leaves(output) if isinstance(x, jax.Array)]
+        looks = [(x.shape, x.dtype, x.sharding) for x in arrays]
+        size = sum(x.nbytes for x in arrays)
+        memory = devices.facts().memory_bytes
+        room = _KEPT_SHARE * memory if memory else _KEPT_BYTES
+        fits = size + sum(once.size_bytes for once in self._once.values()) <= room
+        return _Once(looks, (output,), size) if fits else _Once(looks, (), 0)
 
     def measured(
         self, config: Any, run: Callable[[], Any], measure: Callable[[Callable[[], Any]], Sequence[float]]
@@ -130,9 +160,10 @@ class Gate:
         Raises:
           ConfigFailed: if the output is wrong; the samples are kept with it.
         """
-        looks = self._to_judge_again.pop(config, None)
-        if looks is None:
+        once = self._once.pop(config, None)
+        if once is None:
             return list(measure(run))
+        first = once.output or (run(),)
         kept: list[Any] = []
 
         def watched() -> Any:
@@ -142,14 +173,13 @@ class Gate:
             return output
 
         with self.scope():
-            _poison(looks)
+            _poison(once.looks)
         samples = list(measure(watched))
         if not kept:  # A timer that runs nothing, but reads a table.
             watched()
         with self.scope():
-            reason = self._judged_again(config, kept[0])
+            reason = self._judged_again(*first, kept[0])
         if reason is not None:
-            reason = f"two runs must give the same output; the second: {reason}"
             raise ConfigFailed(Failure("check", reason, _measured_ms(samples)))
         return samples
 
@@ -163,10 +193,12 @@ class Gate:
                 return None, f"the default's output is not that of the reference: {reason}"
             return reason, None
 
-    def _judged_again(self, config: Any, output: Any) -> str | None:
-        if self._first and (config,) == self._first_config:
-            return self._compared(output, *self._first)
-        return self._against_all(output)
+    def _judged_again(self, first: Any, second: Any) -> str | None:
+        """Returns what is wrong with a second output: that it is not right, or not the first, which was."""
+        if numerics.identical(second, first):
+            return None
+        wrong = self._against_all(second) or self._compared(second, first)
+        return wrong and f"two runs must give the same output; the second: {wrong}"
 
     def _against_all(self, output: Any) -> str | None:
         """Returns why an output agrees with neither the reference nor the yardstick, as far as they are there."""
