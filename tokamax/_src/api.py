@@ -204,7 +204,8 @@ def autotune(
         shares; None for what the op says, else for what suits the dtype.
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
-      resume: whether to go on with what an interrupted call with the same options noted.
+      resume: whether to go on with what an interrupted call noted. What says how to measure (`timer`, `check`, `search`
+        and so on) must be the same, and not for how long (`timeout`, `rounds`).
       isolation: `none` compiles and runs configs in this process, where a config that crashes ends it and one that
         hangs keeps a thread; `process` in another one, which is killed where a limit is exceeded, and replaced;
         `auto` is `process` on a GPU, for ops that another process can find, else `none`.
@@ -304,11 +305,10 @@ def _tune_all(
             except KeyboardInterrupt:
                 break
             entries[i] = entry
-            if keep and entry.outcomes:
-                _keep(entry)
+            kept = _keep(entry) if keep and entry.outcomes else True
             if interrupted:
                 break
-            if journal is not None:
+            if journal is not None and kept:
                 journal.discard()
     return [entries[i] for i in sorted(entries)]
 
@@ -416,14 +416,20 @@ def _unless_it_raises(look: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _keep(entry: Entry) -> None:
-    """Adds an entry to the private data; what a file cannot carry stays in the result alone."""
+def _keep(entry: Entry) -> bool:
+    """Adds an entry to the private data; what a file cannot carry stays in the result alone.
+
+    Returns:
+      False if it could not be written: its journal then keeps what was measured.
+    """
     try:
         store.private().keep([entry])
     except errors.SerializationError:
         pass
     except errors.StorageError as error:
         warn(f"measurements are not kept: {error}")
+        return False
+    return True
 
 
 class _Progress:

@@ -9,6 +9,7 @@ The private cache and the library cache have the same layout; the library cache 
 """
 
 import functools
+import math
 import os
 import pathlib
 import re
@@ -30,6 +31,8 @@ _WINNERS_SCHEMA = "tokamax-winners"
 _WINNERS_VERSION = 1
 _CHECKED = {"check": True, "tolerance": None}
 """How outputs were judged, where an environment does not say it: entries of another way say other things."""
+_HOW_LONG = ("timeout", "rounds")
+"""What says how long to measure, and nothing of what is measured: no part of what identifies a journal."""
 
 
 class Store(Protocol):
@@ -254,7 +257,8 @@ class DirectoryStore:
         Args:
           ba: the bound arguments to tune.
           device_kind: the device.
-          how: how they are measured, JSON data; a journal of another way is begun anew.
+          how: how they are measured, see `session.Settings.how`. Another way has another journal, but for limits and
+            rounds: what was measured under others counts, and what exceeded a smaller limit is tried again.
           resume: whether to go on with what an interrupted tuning noted.
         """
         try:
@@ -263,10 +267,11 @@ class DirectoryStore:
                 serialization.encode_fields(config)
         except Exception:  # A lambda, say, that no other process could find again, or a space that raises.
             return None
-        about = {"key": key, "toolchain": environment.toolchain(), **how}
+        way = {name: value for name, value in how.items() if name not in _HOW_LONG}
+        about = {"key": key, "toolchain": environment.toolchain(), **way}
         folder = self.data / devices.folder_name(device_kind) / "journal"
-        path = folder / f"{file_stem(ba.op.registered_name())}-{serialization.digest([key, dict(how)])[:16]}.jsonl"
-        return Journal.open(path, ba.op.config_cls, about, resume=resume)
+        path = folder / f"{file_stem(ba.op.registered_name())}-{serialization.digest(about)[:16]}.jsonl"
+        return Journal.open(path, ba.op.config_cls, about, resume=resume, limit_s=how.get("timeout", math.inf))
 
     def sweeps(self) -> Iterator[pathlib.Path]:
         """Yields the paths of all sweeps, in a fixed order."""
