@@ -40,7 +40,7 @@ def test_an_op_that_cannot_be_tuned_gives_an_entry_with_its_error(method):
 
     cls = dataclasses.dataclass(frozen=True)(type("Broken", (Toy,), {"name": "broken", method: fails}))
     entry = tune(cls())
-    assert entry.error == "ZeroDivisionError: in the op"
+    assert "ZeroDivisionError: in the op" in entry.error
     assert (entry.outcomes, entry.best) == ({}, None)
 
 
