@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tokamax._src import benchmarking, inputs, timing
@@ -92,7 +93,7 @@ class _Server:
         jax.config.update("jax_default_matmul_precision", task.precision)
         jax.config.update("jax_default_device", jax.local_devices(backend=task.platform)[task.device])
         self._connection, self._sending, self._task = connection, sending, task
-        made = inputs.Inputs(lambda: [jax.device_put(x) for x in task.arrays])
+        made = inputs.Inputs(lambda: [jnp.array(x, copy=True) for x in task.arrays])
         self._arrays = made.arrays
         self._compiled: dict[Any, Compiled] = {}
         self._gate = gate.Gate(
