@@ -1,5 +1,8 @@
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 import threading
 
 import jax
@@ -58,6 +61,29 @@ def test_prediction_for_a_shape_nobody_tuned():
         assert ba(64).choose_config().source == "exact"
         with config.cost_model("off"):
             assert ba(80).choose_config().source == "heuristic"
+
+
+CHOOSE = """
+import sys; sys.path[:0] = {path!r}
+import tokamax
+from toy import TableTimer, Toy, arrays, by_block
+bound = [Toy.bind(*arrays(m)) for m in (16, 24, 32, 48, 64, 96, 128, 192)]
+result = tokamax.autotune(bound, timer=TableTimer(by_block), progress_bar=False, keep=False).fit()
+with result:
+    print([Toy.bind(*arrays(m)).choose_config() for m in (16, 40, 80, 100, 192)])
+print([model.dumps().hex() for model in result.models.values()])
+"""
+
+
+def test_two_processes_under_different_hash_seeds_pick_byte_equal_configs():
+    told = set()
+    for seed in ("0", "4711"):
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        program = CHOOSE.format(path=sys.path)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=env, check=True, timeout=240)
+        told.add(done.stdout)
+    (told,) = told
+    assert told.count(b"source='model'") == 3 and told.count(b"source='exact'") == 2
 
 
 def test_prediction_survives_a_file():
