@@ -2,9 +2,9 @@
 
 One file of JSON lines per tuning, found by its name, see `store`. The first line says what is tuned and how, for
 readers; a file of another version is begun anew. Then come, in the order of events, `runs` (a config is about to run
-for the first time in this process), `ran` (it did; its compile time and memory), `sample`, `again` (what counts in place
-of the last sample) and `failed`. Lines reach the operating system at once, which a kill of the process does not undo, and
-the disk about once a second.
+for the first time in this process), `ran` (it did; its compile time and memory), `sample`, `again` (what counts in
+place of the last sample) and `failed`. Lines reach the operating system at once, which a kill of the process does not
+undo, and the disk about once a second.
 
 A config during whose first run the process died is tried once more; if the process dies again, it has failed. One that
 exceeded a limit is tried once more under a larger one, and goes on from its samples.
