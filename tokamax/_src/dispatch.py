@@ -125,7 +125,7 @@ def _exact(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
         if (stale is not None and not fresh) or (config := _decoded(ba, place)) is None:
             continue
         detail = place.name + (f", measured with {'; '.join(changed)}" if changed else "")
-        choice = ConfigChoice(config, "exact", detail, 1.0)
+        choice = ConfigChoice(config, "exact", detail, 1.0, environment=place.found.environment)
         if fresh:
             return choice, ""
         stale = choice
@@ -226,7 +226,7 @@ def _tuned(ba: BoundArguments) -> ConfigChoice | None:
     if entry is None or entry.best is None:
         return None
     session_store.put([entry])
-    return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0)
+    return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0, environment=entry.environment)
 
 
 def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
