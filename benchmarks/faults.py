@@ -4,9 +4,10 @@
     python benchmarks/faults.py --limit 3    # another time limit per config, in seconds
 
 Each row tunes an op with three good configs and one that hangs, crashes, raises or lies, in a worker process.
-`survived`: the three are measured and the fourth is recorded as failed. `over the limit`: for a config that hangs, from
-its limit to the moment its process was killed. Below: tunings killed with `kill -9` in the middle and begun again, and
-what the checks, limits and journals cost on a clean space, in this process.
+`survived`: the three are measured and the fourth is recorded as failed; in the last row, a clock jumps instead. `over
+the limit`: for a config that hangs, from the limit of that phase to the moment its process was killed. Below: tunings
+killed with `kill -9` in the middle and begun again, and what the checks, limits and journals cost on a clean space, in
+this process.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 TESTS = str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 sys.path.insert(0, TESTS)
@@ -46,31 +48,59 @@ def survive(fault: str, limit_s: float) -> tuple[str, ...]:
 
 
 class _Clock:
-    """Notes when the last request was sent before a process was killed, and when it was."""
+    """Notes when the last phase of the config that is at fault began, and when a process was killed."""
 
     def __init__(self, noted: dict[str, float]):
         self.noted = noted
 
     def __enter__(self) -> None:
-        from tokamax._src.autotuning import isolation, processes
+        from tokamax._src.autotuning.processes import Process
 
-        self._kill, self._get = processes.Process.kill, isolation.Worker._ask
+        self._kill, self._send = Process.kill, Process.send
 
         def kill(process):
             self.noted["killed"] = time.monotonic()
             self._kill(process)
 
-        def ask(worker, what, config, extra, stage):
-            if config is not None and config.fault != "none":
+        def send(process, number, answers, what, config, extra):
+            if getattr(config, "fault", "none") != "none" and answers is not None:
                 self.noted["begun"] = time.monotonic()
-            return self._get(worker, what, config, extra, stage)
+                answers = _Phases(answers, self.noted)
+            self._send(process, number, answers, what, config, extra)
 
-        processes.Process.kill, isolation.Worker._ask = kill, ask
+        Process.kill, Process.send = kill, send
 
     def __exit__(self, *exc: object) -> None:
-        from tokamax._src.autotuning import isolation, processes
+        from tokamax._src.autotuning.processes import Process
 
-        processes.Process.kill, isolation.Worker._ask = self._kill, self._get
+        Process.kill, Process.send = self._kill, self._send
+
+
+@dataclasses.dataclass
+class _Phases:
+    """Hands answers on to a queue, and notes when a phase begins: it has a limit of its own."""
+
+    answers: Any
+    noted: dict[str, float]
+
+    def put(self, answer: tuple[str, Any]) -> None:
+        if answer[0] == "phase":
+            self.noted["begun"] = time.monotonic()
+        self.answers.put(answer)
+
+
+def jump() -> tuple[str, ...]:
+    """Tunes with a clock that jumps once, so that a slow config seems to take no time; returns a row."""
+    import jax.numpy as jnp
+
+    import tokamax
+    from faulty import Faulty, FaultyConfig, with_a_jump
+
+    ba = Faulty().bind(jnp.arange(12.0))
+    options = {"isolation": "process", "rounds": 2, "progress_bar": False, "keep": False, "ignore_cache": True}
+    (entry,) = tokamax.autotune(ba, timer=with_a_jump, **options).entries
+    good = entry.best == FaultyConfig(number=2) and entry.outcomes[FaultyConfig(number=1)].samples_ms[0] == 3.0
+    return "a sample of 0 ms", "yes" if good else "NO", str(3 - len(entry.outcomes)), "measured again", "-"
 
 
 def samples_taken(cache: str, kill_at: int) -> int | None:
@@ -164,7 +194,7 @@ def main() -> int:
         from faulty import FAULTS
         from tokamax._src.tables import format_table
 
-        rows = [survive(fault, args.limit) for fault in FAULTS]
+        rows = [*(survive(fault, args.limit) for fault in FAULTS), jump()]
         print(format_table([("fault", "survived", "lost", "recorded as", "over the limit"), *rows]), flush=True)
         kills = [killed(at) for at in (1, 8, 13, 24)]
         print("\n" + format_table([("fault", "resumed", "measured twice"), *kills]), flush=True)

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -77,10 +78,30 @@ def _long_to_compile() -> jax.Array:
     return jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID").sum()
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Sticky:
+    """An output that hangs where it is compared, and nowhere else."""
+
+    x: Any
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        frame = sys._getframe()
+        while (frame := frame.f_back) is not None:
+            if frame.f_code.co_name == "compare":
+                _hang()
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> "Sticky":
+        return cls(*children)
+
+
 DEEDS = {"hang": _hang, "exit": _exit, "segfault": _segfault, "killed": _killed, "raise": _raise, "memory": _memory}
 FAULTS = (
     *(f"{deed} in trace" for deed in DEEDS),
     "hang in compile",
+    "hang in check",
     *(f"{deed} in run" for deed in DEEDS),
     "zeros",
     "nan",
@@ -105,6 +126,8 @@ class Faulty(tokamax.Op):
             return jax.pure_callback(lambda x: (DEEDS[deed](), 2 * x)[1], jax.eval_shape(lambda x: x, x), x), None
         if when == "compile":
             return 2 * x + 0.0 * _long_to_compile(), None
+        if when == "check":
+            return Sticky(2 * x), None
         if config.fault == "zeros":
             return jnp.zeros_like(x), None
         if config.fault == "nan":
