@@ -372,6 +372,8 @@ def test_where_no_config_is_known_at_all_the_error_says_why():
     x, w = arrays()
     with pytest.raises(errors.UnsupportedError, match="its space raises ZeroDivisionError: in _get_autotuning_conf"):
         careless("_get_autotuning_configs")()(x, w)
+    told = tokamax.explain([careless("_get_autotuning_configs").bind(x, w), ba()])
+    assert [item["source"] for item in told.to_dict()["ops"]] == ["error", "heuristic"]
     with pytest.raises(ZeroDivisionError, match="in _get_heuristics_config"):
         careless("_get_autotuning_configs", "_get_heuristics_config")()(x, w)
 

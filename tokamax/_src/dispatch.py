@@ -29,6 +29,7 @@ _failed: set[tuple[str, str, Any]] = set()
 """(device kind, key, config) of choices that could not be traced: not tried again in this process."""
 _warned: set[tuple[Any, ...]] = set()
 """What was warned of in this process, so that it is not again."""
+_epochs = threading.Lock()
 session_store = store_lib.MemoryStore()
 """Winners of the tunings that dispatch itself asked for."""
 
@@ -311,4 +312,5 @@ def forget() -> None:
     _failed.clear()
     _warned.clear()
     store_lib.private().reload()
-    options.cache_epoch.set_global(options.cache_epoch.get_global() + 1)
+    with _epochs:
+        options.cache_epoch.set_global(options.cache_epoch.get_global() + 1)

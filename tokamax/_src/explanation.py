@@ -129,6 +129,6 @@ def explain(targets: Iterable[BoundArguments]) -> Explanation:
     for ba in targets:
         try:
             rows.append((ba, ba.choose_config()))
-        except errors.CacheMissError as error:
+        except errors.TokamaxError as error:
             rows.append((ba, error))
     return Explanation(tuple(rows), devices.device_kind())

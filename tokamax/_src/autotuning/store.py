@@ -102,7 +102,7 @@ class DirectoryStore:
         self.data, self.models = data, models
         self._lock = threading.Lock()
         self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
-        self._models: dict[tuple[str, str], CostModel | None] = {}
+        self._models: dict[tuple[str, str], tuple[CostModel | None]] = {}
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self.data)!r})"
@@ -128,18 +128,20 @@ class DirectoryStore:
     def winner(self, device_kind: str, op: str, key: str) -> Winner | None:
         """See `Store`."""
         place = device_kind, op
-        if place not in self._winners:
+        winners = self._winners.get(place)
+        if winners is None:
             with self._lock:
-                self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
-        return self._winners[place].get(key)
+                winners = self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
+        return winners.get(key)
 
     def model(self, device_kind: str, op: str) -> CostModel | None:
         """See `Store`."""
         place = device_kind, op
-        if place not in self._models:
+        found = self._models.get(place)
+        if found is None:
             with self._lock:
-                self._models[place] = _read_model(self.model_path(device_kind, op))
-        return self._models[place]
+                found = self._models[place] = (_read_model(self.model_path(device_kind, op)),)
+        return found[0]
 
     def model_kinds(self, op: str) -> tuple[str, ...]:
         """See `Store`; kinds are given by their folder names."""
@@ -404,10 +406,10 @@ def read_winners(path: pathlib.Path, device_kind: str) -> dict[str, Winner]:
 
 
 def _read_model(path: pathlib.Path) -> CostModel | None:
-    if not path.exists():
-        return None
     try:
         return CostModel.load(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, errors.FormatError) as error:
         warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=3)
         return None
