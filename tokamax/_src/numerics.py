@@ -135,7 +135,8 @@ def _identical_arrays(a: Any, b: Any) -> bool:
         return False
     if jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended):
         return False
-    return np.array_equal(*(np.asarray(x).reshape(-1).view(np.uint8) for x in (a, b)))
+    bits, other_bits = (np.asarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return np.array_equal(bits, other_bits)
 
 
 def _compare_arrays(actual: Any, reference: Any, tolerance: float | Mapping[str, float] | None) -> str | None:

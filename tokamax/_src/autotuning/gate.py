@@ -163,7 +163,7 @@ class Gate:
         once = self._once.pop(config, None)
         if once is None:
             return list(measure(run))
-        first = once.output or (run(),)
+        first = once.output[0] if once.output else run()
         kept: list[Any] = []
 
         def watched() -> Any:
@@ -178,7 +178,7 @@ class Gate:
         if not kept:  # A timer that runs nothing, but reads a table.
             watched()
         with self.scope():
-            reason = self._judged_again(*first, kept[0])
+            reason = self._judged_again(first, kept[0])
         if reason is not None:
             raise ConfigFailed(Failure("check", reason, _measured_ms(samples)))
         return samples
