@@ -237,6 +237,18 @@ def test_a_tuning_that_cannot_be_kept_stays_in_its_journal(monkeypatch):
     assert again == [] and set(entry.outcomes) == SPACE
 
 
+def test_a_tuning_that_cannot_go_on_loses_nothing_that_was_measured(monkeypatch):
+    first, second = [], []
+    ba = Toy.bind(*arrays())
+    tokamax.autotune(ba, timer=counting(first, 7), progress_bar=False, keep=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "example_inputs", lambda *args, **kwargs: 1 / 0)
+        (entry,) = tokamax.autotune(ba, timer=counting(second), progress_bar=False).entries
+    assert "ZeroDivisionError" in entry.error and second == []
+    tokamax.autotune(ba, timer=counting(second), progress_bar=False)
+    assert set(second[:2]) == SPACE - set(first[:6])
+
+
 def test_no_resume_begins_anew():
     first, second = [], []
     ba = Toy.bind(*arrays())

@@ -308,7 +308,7 @@ def _tune_all(
             kept = _keep(entry) if keep and entry.outcomes else True
             if interrupted:
                 break
-            if journal is not None and kept:
+            if journal is not None and kept and entry.error is None:
                 journal.discard()
     return [entries[i] for i in sorted(entries)]
 
