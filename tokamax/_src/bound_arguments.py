@@ -34,6 +34,7 @@ class ConfigChoice:
       expected_slowdown: predicted time over the best time of this shape; 1.0 for measured winners, None if unknown.
       spread: how much the members of the model differ about log(expected_slowdown); None where no model chose.
       nearest: the nearest shape that a model was trained on, in words; None where no model was asked.
+      environment: what is recorded of how and when the config was measured; None where it was not.
     """
 
     config: Any
@@ -42,6 +43,7 @@ class ConfigChoice:
     expected_slowdown: float | None = None
     spread: float | None = None
     nearest: str | None = None
+    environment: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 class Runtime(Protocol):
