@@ -80,7 +80,9 @@ def contents(text, pages):
     Pages that it does not link yet come at the end.
     """
     _, *parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
-    sections = {title: re.findall(r"\]\((\w+)\.md\)", body) for title, body in zip(parts[::2], parts[1::2])}
+    sections = {
+        title: re.findall(r"\]\((\w+)\.md\)", body) for title, body in zip(parts[::2], parts[1::2], strict=True)
+    }
     further = sorted(pages - {"index"} - {name for names in sections.values() for name in names})
     return "".join(
         "\n".join(["\n```{toctree}", ":hidden:", f":caption: {title}", "", *names, "```\n"])

@@ -1,8 +1,10 @@
-"""The documentation runs, and every public name has some."""
+"""The documentation runs, its links lead somewhere, it builds without a warning, and every public name has some."""
 
 import ast
+import importlib.util
 import pathlib
 import re
+import subprocess
 import sys
 import types
 
@@ -41,6 +43,38 @@ def test_blocks_are_found_and_skipped(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("a\n```python\nx = 1\n```\n<!-- skip: needs a GPU -->\n```python\ny = 2\n```\n```shell\nls\n```\n")
     assert blocks(page) == ["\n\nx = 1\n"]
+
+
+LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#]*)(?:#(?P<heading>[^)]+))?\)")
+
+
+def anchors(path: pathlib.Path) -> set[str]:
+    """Names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "path", [*PAGES, *sorted(ROOT.glob("*/README.md"))], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_links_lead_somewhere(path):
+    for link in LINK.finditer(path.read_text()):
+        target = path.parent / link["path"] if link["path"] else path
+        assert target.exists(), f"{path}: {link[0]}"
+        assert link["heading"] is None or link["heading"] in anchors(target), f"{path}: {link[0]}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="needs pip install '.[docs]'")
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="no docs here")
+def test_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-P", "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "reference.html").read_text()
+    assert all(f'id="tokamax.{name}"' in reference for name in public_names())
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    index = (tmp_path / "index.html").read_text()
+    assert all(f'href="{page}.html"' in index for page in pages)
 
 
 def public_names() -> list[str]:
