@@ -211,7 +211,8 @@ def _of_arrays(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seed: int
 ) -> tuple[Callable[[Sequence[Any]], Any], list[jax.Array]]:
     try:
-        inspect.signature(f).bind(*args, **kwargs)
+        bound = inspect.signature(f).bind(*args, **kwargs)
+        args, kwargs = bound.args, bound.kwargs  # By position where that is possible: `jax.grad` needs it so.
     except TypeError as error:
         raise errors.ArgumentError(f"the arguments must fit f: {error}") from None
     except ValueError:
