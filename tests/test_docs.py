@@ -71,7 +71,9 @@ def test_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "reference.html").read_text()
-    assert all(f'id="tokamax.{name}"' in reference for name in public_names())
+    names = [name for name in public_names() if not isinstance(getattr(tokamax, name), types.ModuleType)]
+    assert not [name for name in names if f'id="tokamax.{name}"' not in reference]
+    assert 'id="tokamax.autotuning.Entry"' in reference and 'id="tokamax.Op._fwd"' in reference
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     index = (tmp_path / "index.html").read_text()
     assert all(f'href="{page}.html"' in index for page in pages)
