@@ -10,10 +10,11 @@ from sphinx.pycode import ModuleAnalyzer
 import tokamax
 
 project = "tokamax"
-author = "the tokamax authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "tokamax"
+html_show_copyright = False
+maximum_signature_line_length = 100
 
 # The pages are written for GitHub as well: links to headings are those that GitHub makes.
 myst_heading_anchors = 3

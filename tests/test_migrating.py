@@ -72,11 +72,14 @@ class TestBasicUsage:
     def test_implementations_by_name_by_preference_and_none(self):
         x, _ = inputs()
         plain = tokamax.dot_product_attention(x, x, x, implementation="xla")
-        for implementation in (None, "xla_chunked", ["mosaic", "xla"]):
+        for implementation in (None, "xla_chunked", ["mosaic", "triton", "xla"]):
             out = tokamax.dot_product_attention(x, x, x, implementation=implementation)
             np.testing.assert_allclose(out, plain, rtol=1e-5)
-        with pytest.raises(NotImplementedError, match="implementation 'mosaic'"):
-            tokamax.dot_product_attention(x, x, x, implementation="mosaic")
+        for refused in ("mosaic", "triton"):
+            with pytest.raises(NotImplementedError, match=f"implementation.*'{refused}'"):
+                tokamax.dot_product_attention(x, x, x, implementation=refused)
+        with pytest.raises(ValueError, match="must be one of .*got 'tritn'"):
+            tokamax.dot_product_attention(x, x, x, implementation=["tritn", "xla"])
 
     def test_an_op_of_the_user_s_own_overrides_the_search_space(self):
         @dataclasses.dataclass(frozen=True)
