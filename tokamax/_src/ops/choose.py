@@ -19,8 +19,8 @@ plain form, as its default: per shape the ladder picks between both, and without
 runs."""
 
 _ELSEWHERE = ("mosaic", "mosaic_tpu", "mosaic_tpu_v2", "triton")
-"""Names that openxla/tokamax documents. Where a family has no such implementation, it is one that cannot run, so that of
-several the next one does; any other name that is not here is an error."""
+"""Names that openxla/tokamax documents. Where a family has no such implementation, it is one that cannot run, so that
+of several the next one does; any other name that is not here is an error."""
 
 
 def call(family: str, implementation: Choice, *args: Any, **kwargs: Any) -> Any:
