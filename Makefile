@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -P -m pytest
 SOURCES := pyproject.toml README.md LICENSE $(shell find tokamax data models -type f -not -name '*.pyc' -not -name '*.lock')
 MATRIX ?= 3.12 3.13
 
-.PHONY: demo test slow lint types matrix ci clean
+.PHONY: demo test slow lint types docs matrix ci clean
 
 demo: $(VENV)/installed
 	$(BIN)/tokamax demo
@@ -24,6 +24,10 @@ lint: $(VENV)/installed-dev
 
 types: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# A site of docs/ and a reference of the public names, in build/docs; warnings are errors.
+docs: $(VENV)/installed-docs
+	$(BIN)/python -P -m sphinx -W --keep-going -b html docs build/docs
 
 # The suite on other Pythons, each with the newest JAX that it can install.
 matrix:

@@ -85,8 +85,27 @@ def test_benchmark_checks_its_arguments():
     function, inputs = standardize_function(product, *arrays())
     with pytest.raises(errors.ArgumentError, match="iterations must be at least 1, got 0"):
         benchmark(function, inputs, iterations=0)
+    with pytest.raises(errors.UnsupportedError, match="method must be None or one of .*'wallclock'.*got 'cupti'"):
+        benchmark(function, inputs, method="cupti")
     with pytest.raises(errors.ArgumentError, match="timer must be"):
         benchmark(function, inputs, timer="sundial")
+
+
+def test_a_compiled_benchmark_times_the_arrays_that_it_is_given_and_compiles_once():
+    traced, seen = [], []
+
+    def f(xs):
+        traced.append(xs)
+        return xs[0] + 1
+
+    def timer(run, *, bound_args, config, rounds):
+        seen.append(float(run()))
+        return [1.5] * rounds
+
+    run = benchmarking.compile_benchmark(f, [jnp.float32(1)])
+    first, second = (run([jnp.float32(x)], iterations=2, timer=timer) for x in (2, 3))
+    assert seen == [3.0, 4.0] and len(traced) == 1
+    assert first == second and first.samples_ms == (1.5, 1.5) and first.compile_ms > 0
 
 
 class TestModes:

@@ -2,6 +2,7 @@
 
 from tokamax._src.benchmarking import BenchmarkData as BenchmarkData
 from tokamax._src.benchmarking import benchmark as benchmark
+from tokamax._src.benchmarking import compile_benchmark as compile_benchmark
 from tokamax._src.benchmarking import compile_function as compile_function
 from tokamax._src.benchmarking import standardize_function as standardize_function
 from tokamax._src.timing import RecordedTimer as RecordedTimer

@@ -288,7 +288,7 @@ def test_example_arguments():
         ({"x": jnp.ones((4, 3), jnp.int32)}, "x must hold floats, got int32"),
         ({"weights": jnp.ones((3, 0))}, "must not be empty"),
         ({"reduction": "none"}, "reduction must be 'sum', 'mean' or None, got 'none'"),
-        ({"implementation": "mosaic"}, "implementation of linear_softmax_cross_entropy_loss must be one of"),
+        ({"implementation": "nonsense"}, "implementation of linear_softmax_cross_entropy_loss must be one of"),
     ],
 )
 @pytest.mark.parametrize("implementation", ["xla", "xla_chunked"])

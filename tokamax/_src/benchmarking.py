@@ -18,6 +18,9 @@ from tokamax._src.inputs import example_inputs
 
 Mode = Literal["forward", "forward_res", "vjp", "forward_and_vjp"]
 
+_METHODS = {"wallclock": "wall_clock"}
+"""What openxla/tokamax calls a timing method -> the timer here."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkData:
@@ -86,6 +89,33 @@ def _peak_memory_bytes(compiled: Any) -> int | None:
         return None
 
 
+def _compile(
+    f: Callable[[Sequence[Any]], Any], arrays: Sequence[Any], begins: Callable[[str], None] = lambda phase: None
+) -> Callable[[Sequence[Any]], Compiled]:
+    """Lowers and compiles; returns what binds the compiled function to a list of arrays of the same shapes."""
+    begins("trace")
+    start = time.perf_counter()
+    lowered = jax.jit(f).lower(list(arrays))
+    lowered_at = time.perf_counter()
+    program = serialization.digest(lowered.as_text())
+    begins("compile")
+    compiling = time.perf_counter()
+    compiled = lowered.compile()
+    end = time.perf_counter()
+
+    def bound_to(arrays: Sequence[Any]) -> Compiled:
+        arrays = arrays if isinstance(arrays, list) else list(arrays)
+        return Compiled(
+            run=lambda: jax.block_until_ready(compiled(arrays)),
+            compile_ms=round(1e3 * (end - compiling), 3),
+            lowering_ms=round(1e3 * (lowered_at - start), 3),
+            peak_memory_bytes=_peak_memory_bytes(compiled),
+            program=program,
+        )
+
+    return bound_to
+
+
 def compile_function(
     f: Callable[[Sequence[Any]], Any], arrays: Sequence[Any], begins: Callable[[str], None] = lambda phase: None
 ) -> Compiled:
@@ -96,27 +126,56 @@ def compile_function(
       arrays: its arrays; of a list, what it holds at the time of a run.
       begins: told when the phases `trace` and `compile` begin.
     """
-    arrays = arrays if isinstance(arrays, list) else list(arrays)
-    begins("trace")
-    start = time.perf_counter()
-    lowered = jax.jit(f).lower(arrays)
-    lowered_at = time.perf_counter()
-    program = serialization.digest(lowered.as_text())
-    begins("compile")
-    compiling = time.perf_counter()
-    compiled = lowered.compile()
-    end = time.perf_counter()
-    return Compiled(
-        run=lambda: jax.block_until_ready(compiled(arrays)),
-        compile_ms=round(1e3 * (end - compiling), 3),
-        lowering_ms=round(1e3 * (lowered_at - start), 3),
-        peak_memory_bytes=_peak_memory_bytes(compiled),
-        program=program,
-    )
+    return _compile(f, arrays, begins)(arrays)
+
+
+def compile_benchmark(f: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Callable[..., BenchmarkData]:
+    """Compiles a function of one list of arrays; returns what times it, as often as it is called.
+
+    Args:
+      f: the function; `standardize_function` makes one of any function.
+      arrays: its arrays.
+
+    Returns:
+      `run(arrays, iterations=5, timer="wall_clock", method=None)`, with arrays of the same shapes and the options of
+      `benchmark`.
+    """
+    bound_to = _compile(f, arrays)
+
+    def run(
+        arrays: Sequence[Any], *, iterations: int = 5, timer: Any = "wall_clock", method: str | None = None
+    ) -> BenchmarkData:
+        if iterations < 1:
+            raise errors.ArgumentError(f"iterations must be at least 1, got {iterations}")
+        timer = timing.get_timer(timer if method is None else _timer_of(method))
+        compiled = bound_to(arrays)
+        compiled.run()
+        return compiled.measured(timer(compiled.run, bound_args=None, config=None, rounds=iterations))
+
+    return run
+
+
+def _timer_of(method: str) -> str:
+    """Returns the timer that is what the public library calls a method.
+
+    Raises:
+      UnsupportedError: if there is none.
+    """
+    if method not in _METHODS:
+        raise errors.UnsupportedError(
+            f"method must be None or one of {sorted(_METHODS)} here, got {method!r}; to time in another way, pass a "
+            "callable as timer, see tokamax.benchmarking.Timer"
+        )
+    return _METHODS[method]
 
 
 def benchmark(
-    f: Callable[[Sequence[Any]], Any], arrays: Sequence[Any], *, iterations: int = 5, timer: Any = "wall_clock"
+    f: Callable[[Sequence[Any]], Any],
+    arrays: Sequence[Any],
+    *,
+    iterations: int = 5,
+    timer: Any = "wall_clock",
+    method: str | None = None,
 ) -> BenchmarkData:
     """Compiles a function of one list of arrays, runs it once to warm up, and times it.
 
@@ -125,13 +184,13 @@ def benchmark(
       arrays: its arrays.
       iterations: how many samples.
       timer: a timer or its name.
+      method: the timer by the name that openxla/tokamax gives it: `wallclock`; None for `timer`.
+
+    Raises:
+      ArgumentError: for no iterations, or an unknown timer.
+      UnsupportedError: for a method that is not here.
     """
-    if iterations < 1:
-        raise errors.ArgumentError(f"iterations must be at least 1, got {iterations}")
-    compiled = compile_function(f, arrays)
-    compiled.run()
-    samples = timing.get_timer(timer)(compiled.run, bound_args=None, config=None, rounds=iterations)
-    return compiled.measured(samples)
+    return compile_benchmark(f, arrays)(arrays, iterations=iterations, timer=timer, method=method)
 
 
 def standardize_function(
@@ -169,7 +228,8 @@ def _of_arrays(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seed: int
 ) -> tuple[Callable[[Sequence[Any]], Any], list[jax.Array]]:
     try:
-        inspect.signature(f).bind(*args, **kwargs)
+        bound = inspect.signature(f).bind(*args, **kwargs)
+        args, kwargs = bound.args, bound.kwargs  # By position where that is possible: `jax.grad` needs it so.
     except TypeError as error:
         raise errors.ArgumentError(f"the arguments must fit f: {error}") from None
     except ValueError:

@@ -18,6 +18,10 @@ PREFERRED = ("mosaic", "xla_chunked", "xla")
 plain form, as its default: per shape the ladder picks between both, and without any knowledge it is the plain form that
 runs."""
 
+_ELSEWHERE = ("mosaic", "mosaic_tpu", "mosaic_tpu_v2", "triton")
+"""Names that openxla/tokamax documents. Where a family has no such implementation, it is one that cannot run, so that
+of several the next one does; any other name that is not here is an error."""
+
 
 def call(family: str, implementation: Choice, *args: Any, **kwargs: Any) -> Any:
     """Calls an op of a family.
@@ -47,8 +51,8 @@ def call(family: str, implementation: Choice, *args: Any, **kwargs: Any) -> Any:
         )
     reasons = []
     for candidate in candidates:
-        op = registry.implementation(family, candidate)() if isinstance(candidate, str) else candidate
         try:
+            op = _op(family, candidate) if isinstance(candidate, str) else candidate
             _check_device(family, candidate, op)
             return op(*args, **kwargs)
         except NotImplementedError as error:
@@ -58,6 +62,19 @@ def call(family: str, implementation: Choice, *args: Any, **kwargs: Any) -> Any:
     raise errors.UnsupportedError(
         f"an implementation of {family} must run these arguments on {devices.device_kind()}; {'; '.join(reasons)}"
     )
+
+
+def _op(family: str, name: str) -> Any:
+    """Returns the op of an implementation.
+
+    Raises:
+      ArgumentError: if there is no such implementation.
+      UnsupportedError: if the public library has one of that name.
+    """
+    names = registry.implementations(family)
+    if name in _ELSEWHERE and name not in names:
+        raise errors.UnsupportedError(f"implementation of {family} must be one of {sorted(names)} here, got {name!r}")
+    return registry.implementation(family, name)()
 
 
 def _check_device(family: str, name: Any, op: Any) -> None:
