@@ -111,3 +111,19 @@ def test_wrong_targets_say_what_must_come():
         get_bound_args(lambda x: x)
     with pytest.raises(errors.ArgumentError, match="alone"):
         get_bound_args(jax.jit(lambda x: x).lower(1.0), 2)
+
+
+def test_a_name_that_stands_within_that_of_an_op():
+    """JAX 0.12 writes what a `custom_vmap` inside an op contains so, and an op may consist of nothing else."""
+    module = r"""
+#loc1 = loc("jit(f)/tokamax:{\22op\22:\22inner\22}"(#loc3))
+#loc2 = loc("eval_jaxpr:"(#loc1))
+#loc3 = loc("file.py":1:2)
+#loc4 = loc("eval_jaxpr:"(#loc2))
+module {
+  func.func public @main() {
+    %0 = stablehlo.iota dim = 0 : tensor<4xi32> loc(#loc4)
+  }
+}
+"""
+    assert capture.keys_in_module(module) == [{"op": "inner"}]

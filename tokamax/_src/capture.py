@@ -17,6 +17,9 @@ _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _FUNCTION = re.compile(r"^\s*func\.func .*?@([\w.$-]+|\"(?:[^\"\\]|\\.)*\")\(")
 _REFERENCE = re.compile(r"(?:\bcall @([\w.$-]+|\"(?:[^\"\\]|\\.)*\"))|(#loc\d*)\b")
 _ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)", re.DOTALL)
+_NAME_WITHIN = re.compile(r":\"\((#loc\d*)\)$")
+"""The end of a name that stands within another one: JAX 0.12 writes so what a `custom_vmap` contains."""
+
 _JSON = json.JSONDecoder()
 
 
@@ -69,6 +72,14 @@ def _program_order(module: str) -> Iterator[str]:
                 stack.append(iter(events.get(event[1], [])))
 
 
+def _whole_name(alias: str, aliases: dict[str, str]) -> str:
+    """Returns the text of a location, with the names that its own stands within before it."""
+    texts = [aliases.get(alias, "")]
+    while match := _NAME_WITHIN.search(texts[-1]):
+        texts.append(aliases.get(match[1], ""))
+    return "/".join(reversed(texts))
+
+
 def keys_in_module(module: str) -> list[Any]:
     """Returns the JSON data of the op calls in the text of a lowered module, in program order, each once.
 
@@ -78,7 +89,7 @@ def keys_in_module(module: str) -> list[Any]:
     aliases = {m[1]: m[2] for line in module.splitlines() if (m := _ALIAS.match(line))}
     found: dict[str, Any] = {}
     for alias in _program_order(module):
-        if SCOPE_PREFIX in (body := aliases.get(alias, "")):
+        if SCOPE_PREFIX in (body := _whole_name(alias, aliases)):
             for data, _, _ in scopes(unescape(body)):
                 found.setdefault(serialization.dumps(data), data)
     return list(found.values())
