@@ -17,6 +17,7 @@ ORDER = """
 errors
 shapes
 options
+tpus
 devices
 resources
 exporting
@@ -69,6 +70,7 @@ report/page
 ops/*
 ops/*/base
 ops/ragged_dot/megablox
+ops/ragged_dot/tpu_estimate
 ops/dot_product_attention/splash
 ops/*/*
 ops/*/api

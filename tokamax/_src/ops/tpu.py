@@ -11,24 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import devices, errors, shapes
+from tokamax._src import devices, errors, shapes, tpus
 
 LANES = 128
 """Elements of the last axis of a native tile."""
 
-_MIB = 2**20
-_KERNEL_VMEM = {"TPU v6 lite": 32 * _MIB, "TPU7x": 32 * _MIB}
-LEAST_KERNEL_VMEM = 16 * _MIB
+LEAST_KERNEL_VMEM = min(facts.kernel_vmem_bytes for facts in tpus.TPUS.values())
 """What the generation that grants least lets a kernel use of its vector memory, unless it asks for more."""
 
 
 def kernel_vmem_bytes() -> int:
     """Returns what the device lets a kernel use of its vector memory, unless the kernel asks for more.
 
-    It is less than the memory (128 MiB on v5e and v6e): the limits are those that the compiler (libtpu 0.0.52) names
-    when it refuses a kernel. On what is no TPU, or unknown, the least of all.
+    It is less than the memory (128 MiB on v5e and v6e), see `tpus`. On what is no TPU, or unknown, the least of all.
     """
-    return _KERNEL_VMEM.get(devices.device_kind(), LEAST_KERNEL_VMEM)
+    facts = tpus.of(devices.device_kind())
+    return LEAST_KERNEL_VMEM if facts is None else facts.kernel_vmem_bytes
 
 
 def sublanes(dtype: Any) -> int:

@@ -1,0 +1,183 @@
+"""The estimate counts steps by kind; here the grids are walked step by step, with the index maps of the kernels."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokamax._src import tpus
+from tokamax._src.ops.ragged_dot import tpu_estimate as estimate
+
+V5E = tpus.TPUS["TPU v5 lite"]
+
+
+def visits_of(sizes, tile_m, *, empty):
+    """(group, tile of rows) in the order of the grid."""
+    found, start = [], 0
+    for group, size in enumerate(sizes):
+        end = start + size
+        if size:
+            found += [(group, tile) for tile in range(start // tile_m, math.ceil(end / tile_m))]
+        elif empty:
+            found.append((group, start // tile_m))
+        start = end
+    return found
+
+
+def walk(blocks, compute_ms, moved_ms):
+    """Runs the pipeline: (left, right, out) indices, ms of each step's computing and of each block's move."""
+    total = moved_ms[0] + moved_ms[1]
+    for i, step in enumerate(blocks):
+        after = blocks[i + 1] if i + 1 < len(blocks) else (None, None, None)
+        fetched = sum(moved_ms[b] for b in (0, 1) if after[0] is not None and after[b] != step[b])
+        stored = moved_ms[2] if after[2] != step[2] else 0
+        total += max(compute_ms[i], fetched + stored)
+    return total
+
+
+def gmm_walked(product, tiles, sizes):
+    m, k, n = tiles
+    step = estimate._Step(product, V5E)
+    parts, slices = math.ceil(product.k / k), math.ceil(product.n / n)
+    visits = visits_of(sizes, m, empty=False)
+    blocks, compute = [], []
+    for j, (group, tile), part in itertools.product(range(slices), visits, range(parts)):
+        blocks.append(((tile, part), (group, part, j), (tile, j)))
+        passes = 0.25 + (part == 0) + (part == parts - 1)
+        compute.append(step.cycles(step.products(m, k, n) + passes * m * n / 1024))
+    return walk(blocks, compute, [step.moved(x, 2) for x in (m * k, k * n, m * n)])
+
+
+def tgmm_walked(product, tiles, sizes):
+    m, k, n = tiles
+    step = estimate._Step(product, V5E)
+    visits = visits_of(sizes, m, empty=True)
+    total = 0.0
+    for _ in range(math.ceil(product.k / k) * math.ceil(product.n / n)):
+        blocks = [(tile, tile, group) for group, tile in visits]
+        compute = []
+        for i, (group, _) in enumerate(visits):
+            first = i == 0 or visits[i - 1][0] != group
+            last = i + 1 == len(visits) or visits[i + 1][0] != group
+            inner = step.products(k, m, n) + 0.5 * m * (k + n) / 1024 + 0.25 * k * n / 1024
+            compute.append(step.cycles((inner if sizes[group] else 150) + (first + last) * k * n / 1024))
+        total += walk(blocks, compute, [step.moved(x, 2) for x in (m * k, m * n, k * n)])
+    return total
+
+
+SIZES = st.lists(st.integers(0, 900), min_size=1, max_size=12).filter(any)
+TILES = st.tuples(*(st.sampled_from([64, 128, 256, 512]) for _ in range(3)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(SIZES, TILES, st.sampled_from([256, 512]), st.sampled_from([128, 512]))
+def test_gmm_is_what_walking_the_grid_gives(sizes, tiles, k, n):
+    product = estimate.Product(sum(sizes), k, n, len(sizes))
+    tiles = (tiles[0], min(tiles[1], k), min(tiles[2], n))
+    visits = estimate.counted_visits(sizes, np.array(tiles[:1]))
+    got = estimate.gmm_ms(product, np.array([tiles]), V5E, visits)[0]
+    # Moves between slices, and which step a block is stored at, are shared out: the rest is exact.
+    assert got == pytest.approx(gmm_walked(product, tiles, sizes), rel=0.25)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SIZES, TILES)
+def test_tgmm_is_what_walking_the_grid_gives(sizes, tiles):
+    product = estimate.Product(sum(sizes), 512, 512, len(sizes))
+    visits = estimate.counted_visits(sizes, np.array(tiles[:1]))
+    got = estimate.tgmm_ms(product, np.array([tiles]), V5E, visits)[0]
+    assert got == pytest.approx(tgmm_walked(product, tiles, sizes), rel=0.4)
+
+
+@given(SIZES, st.sampled_from([64, 128, 1024]))
+def test_visits_are_counted_as_the_kernels_make_them(sizes, tile_m):
+    visits = estimate.counted_visits(sizes, np.array([tile_m]))
+    assert visits.count[0] == len(visits_of(sizes, tile_m, empty=False))
+    assert visits.count[0] + visits.empty[0] == len(visits_of(sizes, tile_m, empty=True))
+
+
+def test_expected_visits_are_those_of_sizes_that_no_tile_divides():
+    sizes = [1000 + 3 * i for i in range(8)]
+    tile_m = np.array([64, 128, 512])
+    expected, counted = (
+        estimate.expected_visits(sum(sizes), 8, tile_m),
+        estimate.counted_visits(sizes, tile_m),
+    )
+    np.testing.assert_array_equal(expected.count, counted.count)
+    np.testing.assert_array_equal(expected.group, counted.group)
+
+
+def test_an_estimate_takes_all_configs_at_once_and_grows_with_the_work():
+    product = estimate.Product(8192, 4096, 2048, 8)
+    tiles = np.array(list(itertools.product((128, 256), (512, 4096), (256, 2048))))
+    for kernel in (estimate.gmm_ms, estimate.tgmm_ms):
+        at_once = kernel(product, tiles, V5E)
+        np.testing.assert_allclose(at_once, [kernel(product, t[None], V5E)[0] for t in tiles])
+        assert (kernel(estimate.Product(16384, 4096, 2048, 8), tiles, V5E) > 1.7 * at_once).all()
+        assert (kernel(estimate.Product(8192, 4096, 2048, 8, passes=6), tiles, V5E) > at_once).all()
+
+
+def test_no_estimate_beats_the_peak_rate_or_the_bandwidth():
+    product = estimate.Product(65536, 4096, 4096, 16)
+    tiles = np.array(list(itertools.product((128, 512), (512, 4096), (512, 4096))))
+    for tpu in tpus.TPUS.values():
+        for kernel in (estimate.gmm_ms, estimate.tgmm_ms):
+            flops = 2 * product.m * product.k * product.n
+            assert (kernel(product, tiles, tpu) > flops / (tpu.peak_tflops["bfloat16"] * 1e9) * 0.99).all()
+            bytes_ = 2 * (product.m * (product.k + product.n) + 16 * product.k * product.n)
+            assert (kernel(product, tiles, tpu) > bytes_ / (tpu.hbm_gb_s * 1e6)).all()
+
+
+def training_module(name):
+    import importlib.util
+    import pathlib
+    import sys
+
+    folder = pathlib.Path(__file__).resolve().parents[2] / "training"
+    sys.path.insert(0, str(folder))
+    try:
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(folder))
+
+
+ROW = {
+    "device": "TPU v5 lite",
+    "lhs": "bf16[4096,4096]",
+    "rhs": "bf16[8,4096,2048]",
+    "dimension_numbers": {"dot_dimension_numbers": [[[1], [1]], [[], []]]},
+    "group_sizes": {"num_groups": 8, "total_size": 4096},
+    "config": {"tile_m": 256, "tile_k": 4096, "tile_n": 512},
+    "median_ms": 0.5,
+}
+
+
+def test_the_command_that_judges_reads_rows_and_skips_without_the_table(tmp_path, monkeypatch, capsys):
+    estimates = training_module("estimates")
+    monkeypatch.setenv("TOKAMAX_DATASETS", str(tmp_path))
+    assert estimates.main([]) == 0
+    assert "skipped" in capsys.readouterr().out
+    drhs = {**ROW, "dimension_numbers": {"dot_dimension_numbers": [[[0], [0]], [[], []]]}, "rhs": "bf16[4096,2048]"}
+    (tmp_path / estimates.NAME).write_text("\n".join(map(json.dumps, (ROW, {**ROW, "median_ms": 0.7}, drhs))))
+    judged = estimates.judge(estimates.winners())
+    assert [one.fastest for one in judged] == [True, False, True]
+    assert [one.winner.product.n for one in judged] == [2048, 2048, 2048]
+    assert estimates.main(["--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["pass"], row["winners"]) for row in rows} == {("all", 3), ("forward", 2), ("drhs", 1)}
+    assert all(0 <= row["percentile"] <= 100 for row in rows)
+
+
+def test_dlhs_on_v5p_names_its_tiles_otherwise():
+    estimates = training_module("estimates")
+    row = {**ROW, "dimension_numbers": {"dot_dimension_numbers": [[[1], [2]], [[], []]]}, "rhs": "bf16[8,2048,4096]"}
+    assert estimates.read_row(row).tiles == (256, 4096, 512)
+    assert estimates.read_row({**row, "device": "TPU v5"}).tiles == (256, 512, 4096)
+    assert estimates.read_row(row).product.n == 2048
