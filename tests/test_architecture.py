@@ -29,6 +29,7 @@ tables
 bound_arguments
 notation
 op
+estimates
 capture
 xspace
 profiles

@@ -1,16 +1,20 @@
 """The estimate counts steps by kind; here the grids are walked step by step, with the index maps of the kernels."""
 
+import dataclasses
 import itertools
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tokamax
 from tokamax._src import tpus
 from tokamax._src.ops.ragged_dot import tpu_estimate as estimate
+from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import Config
 
 V5E = tpus.TPUS["TPU v5 lite"]
 
@@ -181,3 +185,42 @@ def test_dlhs_on_v5p_names_its_tiles_otherwise():
     assert estimates.read_row(row).tiles == (256, 4096, 512)
     assert estimates.read_row({**row, "device": "TPU v5"}).tiles == (256, 512, 4096)
     assert estimates.read_row(row).product.n == 2048
+
+
+def bound(m, k, n, groups, dtype="bfloat16", **more):
+    """Forward pass and both gradients."""
+    lhs, rhs = jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((groups, k, n), dtype)
+    ba = tokamax.PallasMosaicTpuRaggedDot.bind(lhs, rhs, jax.ShapeDtypeStruct((groups,), "int32"), **more)
+    return ba, *ba.op.bind_vjp(ba)
+
+
+def test_each_op_estimates_its_own_kernel():
+    config = Config(256, 512, 1024)
+    forward, dlhs, drhs = (ba.op._estimate_ms(ba, (config,), "TPU v5 lite") for ba in bound(8192, 4096, 2048, 8))
+    product = estimate.Product(8192, 4096, 2048, 8)
+    np.testing.assert_array_equal(forward, estimate.gmm_ms(product, np.array([[256, 512, 1024]]), V5E))
+    np.testing.assert_array_equal(drhs, estimate.tgmm_ms(product, np.array([[256, 512, 1024]]), V5E))
+    # The gradient of lhs sums over the outputs, and has the inputs as its columns.
+    product = estimate.Product(8192, 2048, 4096, 8)
+    np.testing.assert_array_equal(dlhs, estimate.gmm_ms(product, np.array([[256, 1024, 512]]), V5E))
+
+
+def test_dtypes_precision_and_batches_count():
+    config = (Config(256, 512, 1024),)
+    at = lambda ba: ba.op._estimate_ms(ba, config, "TPU v6 lite")[0]
+    (plain, *_), (wide, *_) = bound(4096, 2048, 2048, 8), bound(4096, 2048, 2048, 8, "float32")
+    exact, *_ = bound(4096, 2048, 2048, 8, "float32", precision="highest")
+    assert at(plain) < at(wide) < at(exact)
+    batched = {n: dataclasses.replace(s, vmap=(3,)) for n, s in plain.abstract.items() if hasattr(s, "vmap")}
+    assert at(dataclasses.replace(plain, arguments={**plain.arguments, **batched})) == pytest.approx(3 * at(plain))
+
+
+def test_no_estimate_of_other_devices_and_of_what_is_no_kernel():
+    config = (Config(256, 512, 1024),)
+    for ba in bound(4096, 2048, 2048, 8):
+        assert ba.op._estimate_ms(ba, config, "NVIDIA H200") is None
+        assert ba.op._estimate_ms(ba, (), "TPU7x").shape == (0,)
+        interpreted = dataclasses.replace(ba, op=type(ba.op)(interpret=True))
+        assert interpreted.op._estimate_ms(interpreted, config, "TPU7x") is None
+    for ba in bound(0, 2048, 2048, 8):
+        assert ba.op._estimate_ms(ba, config, "TPU7x") is None

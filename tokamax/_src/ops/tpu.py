@@ -84,6 +84,14 @@ def canonical_precision(precision: Any, dtypes: tuple[Any, ...]) -> str | None:
     return name
 
 
+def passes(precision: Any, dtypes: tuple[Any, ...]) -> int:
+    """Returns how many products of bf16 the matrix unit makes for one product of some dtypes.
+
+    At the highest precision numbers of 32 bits are split in three parts, and six products of those are added up.
+    """
+    return 6 if canonical_precision(precision, dtypes) == "highest" else 1
+
+
 def _precision_name(precision: Any) -> str | None:
     """Returns `highest` or `high`, or None for the default."""
     if precision is None:

@@ -4,16 +4,18 @@ Notation: m rows, k inputs, n outputs, g groups.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import errors, op, registry, shapes
+from tokamax._src import errors, op, registry, shapes, tpus
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.ops import tpu
-from tokamax._src.ops.ragged_dot import base, megablox
+from tokamax._src.ops.ragged_dot import base, megablox, tpu_estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,10 @@ class _Megablox:
         """Returns the columns of the rows that `gmm` stores; None for `tgmm`, which stores the matrices of groups."""
         raise NotImplementedError
 
+    def _kernel_tiles(self, tiles: np.ndarray) -> np.ndarray:
+        """Returns [c, 3] tiles of the kernel's own m, k and n, for those of configs."""
+        return tiles
+
     def vmem_bytes(self, ba: BoundArguments, config: Config) -> int:
         """Returns what a config takes of the vector memory: blocks twice, and the f32 block that sums are made in."""
         problem = self._problem(ba)
@@ -154,6 +160,20 @@ class _Megablox:
             else:
                 config = dataclasses.replace(config, tile_n=_halved(config.tile_n))
         return config
+
+    def _estimate_ms(self, ba: BoundArguments, configs: Sequence[Config], device_kind: str) -> np.ndarray | None:
+        """Estimates the kernel from its grid; group sizes are not known. Batches of `vmap` run one after another."""
+        problem = self._problem(ba)
+        facts = tpus.TPUS.get(device_kind)
+        if facts is None or self.interpret or 0 in (problem.m, problem.k, problem.n):
+            return None
+        left, right, out = (np.dtype(dtype).itemsize for dtype in (problem.left, problem.right, problem.out))
+        axes = self._kernel_tiles(np.array([[problem.m, problem.k, problem.n]]))[0].tolist()
+        passes = tpu.passes(ba.abstract["precision"], (problem.left, problem.right))
+        product = tpu_estimate.Product(*axes, problem.groups, left, right, out, passes)
+        tiles = self._kernel_tiles(np.array([config.tiles for config in configs]).reshape(-1, 3))
+        kernel = tpu_estimate.tgmm_ms if self._columns(problem) is None else tpu_estimate.gmm_ms
+        return kernel(product, tiles, facts) * math.prod(ba.vmap_sizes)
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         rows = arguments["lhs" if "lhs" in arguments else "dout"].shape[0]
@@ -238,6 +258,9 @@ class PallasMosaicTpuRaggedDotLhsVjp(_Megablox, op.Op):
 
     def _columns(self, problem: Problem) -> int | None:
         return problem.k
+
+    def _kernel_tiles(self, tiles: np.ndarray) -> np.ndarray:
+        return tiles[:, [0, 2, 1]]
 
     def _blocks(self, problem: Problem, config: Config) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         tile_m, tile_k, tile_n = config.tiles
