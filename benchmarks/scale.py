@@ -7,7 +7,6 @@ seconds of each step. The report is drawn as by `tokamax report`, which needs th
 """
 
 import argparse
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -19,32 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dispatch import Config, Product
 
 import tokamax
 from tokamax._src import devices, environment
 from tokamax._src.autotuning.result import Entry
 from tokamax._src.tools import cli
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    block_m: int
-    block_n: int
-    stages: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Product(tokamax.Op):
-    """A matrix product that is never run."""
-
-    config_cls = Config
-    name = "benchmark_scale"
-
-    def _fwd(self, x, y, *, return_residuals, config):
-        return x @ y, None
-
-    def _get_autotuning_configs(self, ba):
-        return {Config(128, 128, 1)}
 
 
 def made_up(entries: int, configs: int) -> tokamax.AutotuningResult:

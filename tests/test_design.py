@@ -1,7 +1,7 @@
 """The snippets of the design's first section, as a user types them.
 
-`tokamax report` does not exist yet: the README says so. The profile tool has tests of its own, and so have the ops for
-TPU, which cannot be measured on a CPU.
+The profile tool and `tokamax report` have tests of their own, and so have the ops for TPU, which cannot be measured on
+a CPU.
 """
 
 import jax

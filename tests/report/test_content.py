@@ -56,7 +56,7 @@ def test_labels_leave_out_what_all_shapes_share():
 
 
 def test_many_configs_are_thinned_evenly():
-    thinned = sweeps._evenly(list(range(1000)))
+    thinned = sweeps.evenly(list(range(1000)), sweeps.CONFIGS_DRAWN)
     assert len(thinned) == sweeps.CONFIGS_DRAWN and thinned[0] == 0 and thinned[-1] == 999
 
 

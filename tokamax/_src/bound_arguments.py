@@ -259,13 +259,16 @@ class BoundArguments:
         """Default and space by device kind: what fits into the memory of one may not fit into that of another."""
         return {}
 
+    def _of_device(self, what: str, make: Callable[["BoundArguments"], Any]) -> Any:
+        place = what, devices.device_kind()
+        if place not in self._by_device:
+            self._by_device[place] = make(self)
+        return self._by_device[place]
+
     @property
     def default_config(self) -> Any:
         """The op's hand-written config for these arguments, else the first config of its space."""
-        place = "default", devices.device_kind()
-        if place not in self._by_device:
-            self._by_device[place] = self.op.default_config(self)
-        return self._by_device[place]
+        return self._of_device("default", self.op.default_config)
 
     @property
     def heuristics_config(self) -> Any:
@@ -275,10 +278,7 @@ class BoundArguments:
     @property
     def autotuning_configs(self) -> tuple[Any, ...]:
         """The op's feasible configs for these arguments on this device, in a fixed order."""
-        place = "space", devices.device_kind()
-        if place not in self._by_device:
-            self._by_device[place] = self.op.feasible_configs(self)
-        return self._by_device[place]
+        return self._of_device("space", self.op.feasible_configs)
 
     def choose_config(self) -> ConfigChoice:
         """Returns the config that the op would run with here and now, and where it came from."""

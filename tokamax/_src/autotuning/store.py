@@ -325,6 +325,11 @@ def read_jsonl(path: pathlib.Path) -> list[Entry]:
     return parse_entries(items)[0]
 
 
+def newest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Returns the last entry of each key and device."""
+    return tuple({(entry.device_kind, entry.key): entry for entry in entries}.values())
+
+
 def winners_of(entries: Iterable[Entry]) -> dict[str, Winner]:
     """Returns the winners of entries of one op and device; later entries of a key win."""
     return {entry.key: winner for entry in entries if (winner := Winner.of(entry)) is not None}

@@ -4,6 +4,7 @@ Efficiency is best time / time of the chosen config, 1.0 at best; a config that 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ class HeldOut:
     prediction: Prediction
     runs: int
 
-    @property
+    @functools.cached_property
     def efficiency(self) -> np.ndarray:
         """Efficiency of each config, `[configs]`; 0 where it failed."""
         return np.nan_to_num(self.problem.best_ms / self.problem.times_ms, nan=0.0)
@@ -149,13 +150,13 @@ def predict_folds(
     Raises:
       ArgumentError: if a fold would score nothing.
     """
-    return _held_out(problems, *_folds(problems, count), facts, choosers)
-
-
-def _folds(problems: Sequence[Problem], count: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:
     fold = dataset.folds([p.group for p in problems], count)
     splits = [(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(count)]
-    return splits, f"{count} shape-grouped folds"
+    return _held_out(problems, splits, _in_folds(count), facts, choosers)
+
+
+def _in_folds(count: int) -> str:
+    return f"{count} shape-grouped folds"
 
 
 def evaluate_folds(
@@ -176,7 +177,7 @@ def evaluate_folds(
     Raises:
       ArgumentError: if a fold would score nothing.
     """
-    return _evaluate(problems, *_folds(problems, count), facts, choosers)
+    return _report(predict_folds(problems, facts, count=count, choosers=choosers), _in_folds(count))
 
 
 def families(problems: Sequence[Problem], share: float = 0.2) -> dict[str, np.ndarray]:
@@ -229,7 +230,7 @@ def evaluate_family(
       ArgumentError: if there is nothing to learn from or nothing to score.
     """
     split = [(np.flatnonzero(~is_test), np.flatnonzero(is_test))]
-    return _evaluate(problems, split, f"{name} held out", facts, choosers)
+    return _report(_held_out(problems, split, f"{name} held out", facts, choosers), f"{name} held out")
 
 
 def _elements(scalars: Mapping[str, features.Scalar]) -> int:
@@ -267,19 +268,12 @@ def _held_out(
     return found
 
 
-def _evaluate(
-    problems: Sequence[Problem],
-    splits: Sequence[tuple[np.ndarray, np.ndarray]],
-    split: str,
-    facts: devices.DeviceFacts | None,
-    choosers: Mapping[str, Callable[[], Chooser]] | None,
-) -> Report:
-    found = _held_out(problems, splits, split, facts, choosers)
+def _report(found: Mapping[str, Sequence[HeldOut]], split: str) -> Report:
     scored = [held.problem for held in next(iter(found.values()))]
     ceilings = [c for problem in scored if (c := problem.ceiling) is not None]
     return Report(
-        op=problems[0].op,
-        device_kind=problems[0].device_kind,
+        op=scored[0].op,
+        device_kind=scored[0].device_kind,
         split=split,
         problems=len(scored),
         groups=len({problem.group for problem in scored}),

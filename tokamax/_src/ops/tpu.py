@@ -20,6 +20,11 @@ LEAST_KERNEL_VMEM = min(facts.kernel_vmem_bytes for facts in tpus.TPUS.values())
 """What the generation that grants least lets a kernel use of its vector memory, unless it asks for more."""
 
 
+def supported_on(op: Any, device: Any) -> bool:
+    """Whether a device is a TPU; for an op in interpret mode any is. Made for `Op.supported_on`."""
+    return op.interpret or device.platform == "tpu"
+
+
 def kernel_vmem_bytes() -> int:
     """Returns what the device lets a kernel use of its vector memory, unless the kernel asks for more.
 

@@ -14,7 +14,7 @@ from tokamax._src import devices, dispatch, errors
 from tokamax._src.costmodel import dataset, evaluate
 from tokamax._src.costmodel.dataset import Problem
 from tokamax._src.costmodel.model import Prediction
-from tokamax._src.report.sweeps import Sweep
+from tokamax._src.report.sweeps import Sweep, evenly
 
 CONFIGS_COUNTED = 12
 """Up to how many configs measured the curves go."""
@@ -79,7 +79,7 @@ def _fitted(sweep: Sweep, facts: devices.DeviceFacts) -> dict[str, Any]:
             "kind": "none",
             "note": "There is no cost model of this op and device, and none was fitted to judge it.",
         }
-    problems = dataset.problems_from_entries(_spread(sweep.entries, SHAPES_ASKED))
+    problems = dataset.problems_from_entries(evenly(sweep.entries, SHAPES_ASKED))
     pairs = [
         (p, place.found.predict(p.arguments, p.configs, facts, default=p.default, extra=p.extra)) for p in problems
     ]
@@ -88,13 +88,6 @@ def _fitted(sweep: Sweep, facts: devices.DeviceFacts) -> dict[str, Any]:
         return {"kind": "none", "note": f"The model ({place.name}) says nothing about these shapes."}
     note = f"Predicted for {len(asked)} shapes by a fitted model ({place.name}), which may have learned from them."
     return {"kind": "fitted", "note": note, "predicted": _pairs(asked)}
-
-
-def _spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Returns at most that many items, evenly by place."""
-    if len(items) <= count:
-        return list(items)
-    return [items[i] for i in np.linspace(0, len(items) - 1, count).round().astype(int)]
 
 
 def _pairs(asked: Sequence[tuple[Problem, Prediction]]) -> dict[str, Any]:
@@ -109,7 +102,7 @@ def _pairs(asked: Sequence[tuple[Problem, Prediction]]) -> dict[str, Any]:
         measured += true.tolist()
         if len(set(said)) > 1 and len(set(true)) > 1:
             agreement.append(float(stats.spearmanr(said, true).statistic))  # pyright: ignore[reportAttributeAccessIssue]
-    kept = _spread(range(len(predicted)), PAIRS_DRAWN)
+    kept = evenly(range(len(predicted)), PAIRS_DRAWN)
     error = np.abs(np.log(predicted) - np.log(measured))
     return {
         "predicted": [predicted[i] for i in kept],

@@ -108,17 +108,16 @@ def by_shape(sweep: Sweep) -> list[dict[str, Any]]:
             row[name] = describe_config(config) if config in times else None
             row[f"{name}_ms"] = times.get(config)
         if number < SHAPES_DRAWN:
-            row["slowdowns"] = _evenly(sorted(ms / times[fastest] for ms in times.values()))
+            row["slowdowns"] = evenly(sorted(ms / times[fastest] for ms in times.values()), CONFIGS_DRAWN)
         rows.append(row)
     return rows
 
 
-def _evenly(values: Sequence[float]) -> list[float]:
-    """Returns at most `CONFIGS_DRAWN` of sorted values, evenly by rank, the first and the last among them."""
-    if len(values) <= CONFIGS_DRAWN:
-        return list(values)
-    ranks = np.unique(np.linspace(0, len(values) - 1, CONFIGS_DRAWN).round().astype(int))
-    return [values[i] for i in ranks]
+def evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """Returns at most that many items, evenly by place, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i] for i in np.linspace(0, len(items) - 1, count).round().astype(int)]
 
 
 def by_knobs(sweep: Sweep) -> list[dict[str, Any]]:

@@ -106,8 +106,8 @@ def _newest(args: argparse.Namespace) -> tuple[AutotuningResult, int]:
     """Returns the newest entry of each key and device, and how many older ones were passed over."""
     common.import_modules(args.imports)
     entries = [entry for sweep in _sweeps(args) for entry in store.read_jsonl(sweep.path)]
-    newest = {(entry.device_kind, entry.key): entry for entry in entries}
-    return AutotuningResult(tuple(newest.values())), len(entries) - len(newest)
+    newest = store.newest(entries)
+    return AutotuningResult(newest), len(entries) - len(newest)
 
 
 def _show(args: argparse.Namespace) -> int:

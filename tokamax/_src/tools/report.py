@@ -6,7 +6,7 @@ from typing import Any
 
 from tokamax._src import api, devices, errors, explanation
 from tokamax._src.autotuning import store
-from tokamax._src.autotuning.result import AutotuningResult, Entry
+from tokamax._src.autotuning.result import AutotuningResult
 from tokamax._src.files import write_atomically
 from tokamax._src.report import content, page
 from tokamax._src.tools import common
@@ -43,17 +43,12 @@ def add(commands: Any) -> None:
 
 
 def _read(path: pathlib.Path) -> AutotuningResult:
-    if not path.is_dir():
-        return AutotuningResult(_newest([path])) if path.suffix == ".jsonl" else AutotuningResult.load(path)
-    found = sorted(p for p in path.rglob("*.jsonl") if p.parent.name != "journal")
+    if not path.is_dir() and path.suffix != ".jsonl":
+        return AutotuningResult.load(path)
+    found = sorted(p for p in path.rglob("*.jsonl") if p.parent.name != "journal") if path.is_dir() else [path]
     if not found:
         raise errors.FormatError(f"the folder {path} must hold measured sweeps, *.jsonl; it has none")
-    return AutotuningResult(_newest(found))
-
-
-def _newest(sweeps: list[pathlib.Path]) -> tuple[Entry, ...]:
-    entries = [entry for path in sweeps for entry in store.read_jsonl(path)]
-    return tuple({(entry.device_kind, entry.key): entry for entry in entries}.values())
+    return AutotuningResult(store.newest(entry for sweep in found for entry in store.read_jsonl(sweep)))
 
 
 def _told(args: argparse.Namespace, result: AutotuningResult) -> explanation.Explanation | None:

@@ -5,6 +5,7 @@ Notation: batch B, queries T, keys S, query heads N, key and value heads K, head
 
 import dataclasses
 import operator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -218,6 +219,29 @@ def example_arguments(arguments: dict[str, Any], rng: np.random.Generator) -> di
     return made
 
 
+def example_gradient_arguments(
+    arguments: dict[str, Any], made: dict[str, Any], forward: Callable[..., Any], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Returns values for a VJP op: residuals and output are those of random queries, keys and values.
+
+    Args:
+      arguments: its arguments, arrays as `ArraySpec`.
+      made: values of those that are no floats.
+      forward: takes the arguments of the forward pass by name; returns output and residuals.
+      rng: the source of randomness.
+    """
+    made = dict(made)
+    for name in ("query", "key", "value", "bias", "dout"):
+        if (spec := arguments[name]) is not None:
+            made[name] = rng.standard_normal(spec.shape, np.float32).astype(spec.dtype)
+    given = {n: made.get(n, x) for n, x in arguments.items() if n not in ("residuals", "out", "dout")}
+    arrays = {n: x for n, x in given.items() if shapes.is_array(x)}
+    rest = {n: x for n, x in given.items() if n not in arrays}
+    run = jax.jit(lambda arrays: forward(**arrays, **rest))
+    made["out"], made["residuals"] = jax.tree.map(np.asarray, run(arrays))
+    return made
+
+
 @dataclasses.dataclass(frozen=True)
 class Statics:
     """The arguments that are no arrays.
@@ -295,15 +319,19 @@ def unfold_heads(x: jax.Array, like: jax.Array) -> jax.Array:
     return x.transpose(0, 3, 1, 2, 4).reshape(like.shape).astype(like.dtype)
 
 
+def heads_first(x: jax.Array) -> jax.Array:
+    """`[B,S,K,H]` or `[S,K,H]` -> `[B,K,S,H]`."""
+    return (x[None] if x.ndim == 3 else x).swapaxes(1, 2)
+
+
 def keys_first(x: jax.Array) -> jax.Array:
     """`[B,S,K,H]` or `[S,K,H]` -> float32 `[B,K,S,H]`."""
-    x = x[None] if x.ndim == 3 else x
-    return x.transpose(0, 2, 1, 3).astype(jnp.float32)
+    return heads_first(x).astype(jnp.float32)
 
 
-def keys_last(x: jax.Array, like: jax.Array) -> jax.Array:
+def heads_last(x: jax.Array, like: jax.Array) -> jax.Array:
     """`[B,K,S,H]` -> the shape and dtype of `like`."""
-    return x.transpose(0, 2, 1, 3).reshape(like.shape).astype(like.dtype)
+    return x.swapaxes(1, 2).reshape(like.shape).astype(like.dtype)
 
 
 def fold_logits(x: jax.Array, heads: int) -> jax.Array:

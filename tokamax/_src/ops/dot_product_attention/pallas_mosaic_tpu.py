@@ -4,6 +4,7 @@ Notation: batch B, queries T, keys S, query heads N, key and value heads K, head
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -93,16 +94,6 @@ def _check_supported(arguments: dict[str, Any]) -> None:
     tpu.check_dtypes(**{name: shapes.spec_of(arguments[name]) for name in ("query", "key", "value")})
 
 
-def _batched(x: jax.Array) -> jax.Array:
-    """`[B,T,N,H]` or `[T,N,H]` -> `[B,N,T,H]`."""
-    return (x[None] if x.ndim == 3 else x).swapaxes(1, 2)
-
-
-def _unbatched(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`[B,N,T,H]` -> the shape and dtype of `like`."""
-    return x.swapaxes(1, 2).reshape(like.shape).astype(like.dtype)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """A call in the terms of the kernels.
@@ -136,7 +127,7 @@ class _Call:
         key_value_segment_ids: jax.Array | None,
     ) -> "_Call":
         statics = base.Statics.of(query, scale, is_causal, local_window_size, logits_soft_cap)
-        q, k, v = map(_batched, (query, key, value))
+        q, k, v = map(base.heads_first, (query, key, value))
         t, s = q.shape[2], k.shape[2]
         q_ids, k_ids = query_segment_ids, key_value_segment_ids
         if key_value_seq_lengths is not None:
@@ -170,9 +161,7 @@ class _Splash:
 
     interpret: bool
 
-    def supported_on(self, device: Any) -> bool:
-        """Whether a device is a TPU; in interpret mode any is."""
-        return self.interpret or device.platform == "tpu"
+    supported_on = tpu.supported_on
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         made = base.example_arguments(arguments, rng)
@@ -272,7 +261,7 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
             query_segment_ids=query_segment_ids,
             key_value_segment_ids=key_value_segment_ids,
         )
-        dout = call.only_real(_batched(dout))
+        dout = call.only_real(base.heads_first(dout))
         averaged = None
         if call.may_have_dead_rows:
             dead = splash.is_dead(residuals)
@@ -283,7 +272,7 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
             call.inputs,
             call.window,
             logits_soft_cap,
-            _batched(out),
+            base.heads_first(out),
             residuals,
             dout,
             interpret=self.interpret,
@@ -293,7 +282,11 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
             b, heads, s, h = dv.shape
             dv = dv + averaged.reshape(b, heads, -1, h).sum(2)[:, :, None] / s
         dq = dq.astype(jnp.float32) * call.statics.scale
-        return {"query": _unbatched(dq, query), "key": _unbatched(dk, key), "value": _unbatched(dv, value)}, None
+        return {
+            "query": base.heads_last(dq, query),
+            "key": base.heads_last(dk, key),
+            "value": base.heads_last(dv, value),
+        }, None
 
     def _reference(
         self,
@@ -336,7 +329,7 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
     def _get_autotuning_configs(self, ba: BoundArguments) -> set[VjpConfig]:
         """Both kernels are independent: each pair of blocks of the second one meets few of the first."""
         t, s = ba.abstract["query"].shape[-3], ba.abstract["key"].shape[-3]
-        rows, columns = ([b for b in _sequence_blocks(size, 2048)][-4:] for size in (t, s))
+        rows, columns = (_sequence_blocks(size, 2048)[-4:] for size in (t, s))
         first = [(q, kv, part) for q in rows for kv in columns for part in _parts(kv) if part >= min(512, kv)]
         fused = {VjpConfig(*blocks, None, None) for blocks in first}
         default = self._get_heuristics_config(ba)
@@ -347,20 +340,9 @@ class PallasMosaicTpuAttentionVjp(_Splash, Op[..., Any, Any, Any, Any]):
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Residuals and output are those of the plain form at random queries, keys and values."""
-        made = super()._example_arguments(arguments, rng)
-        for name in ("query", "key", "value", "dout"):
-            made[name] = rng.standard_normal(arguments[name].shape, np.float32).astype(arguments[name].dtype)
-        given = {n: x for n, x in arguments.items() if n not in ("residuals", "out", "dout")} | made
-        del given["dout"]
-        arrays = {n: x for n, x in given.items() if shapes.is_array(x)}
-        rest = {n: x for n, x in given.items() if n not in arrays}
-
-        def forward(arrays: dict[str, Any]) -> Any:
-            op = PallasMosaicTpuAttention(interpret=self.interpret)
-            return op._fwd(**arrays, **rest, return_residuals=True, config=Config())
-
-        made["out"], made["residuals"] = jax.tree.map(np.asarray, jax.jit(forward)(arrays))
-        return made
+        op = PallasMosaicTpuAttention(interpret=self.interpret)
+        forward = functools.partial(op._fwd, return_residuals=True, config=Config())
+        return base.example_gradient_arguments(arguments, super()._example_arguments(arguments, rng), forward, rng)
 
 
 def _default_blocks(ba: BoundArguments) -> tuple[int, int]:
@@ -487,7 +469,7 @@ class PallasMosaicTpuAttention(_Splash, Op[..., Any, Any, Any, Any]):
         if call.may_have_dead_rows:
             assert logsumexp is not None
             out = jnp.where(splash.is_dead(logsumexp)[..., None], call.average(out), out)
-        return _unbatched(call.only_real(out), query), logsumexp if return_residuals else None
+        return base.heads_last(call.only_real(out), query), logsumexp if return_residuals else None
 
     def _reference(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **more: Any) -> jax.Array:
         return _plain(query, key, value, *args, **more)

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 
 from tokamax._src import errors
 
-LANES = 128
 _HIDDEN = jnp.iinfo(jnp.int32).min
 """The segment of keys that no query sees."""
 

@@ -5,6 +5,7 @@ Blocks need not divide the sequence: the last one is moved back to end with it, 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -445,8 +446,8 @@ class XlaChunkedDotProductAttentionVjp(Op[..., Any, Any, Any, Any]):
         dq, dk, dv, dbias = chunked_vjp(call, statics, value, (top, total), out, dout, config)
         return {
             "query": base.unfold_heads(dq, query),
-            "key": base.keys_last(dk, key),
-            "value": base.keys_last(dv, value),
+            "key": base.heads_last(dk, key),
+            "value": base.heads_last(dv, value),
             "bias": None if bias is None or dbias is None else dbias.reshape(bias.shape).astype(bias.dtype),
         }, None
 
@@ -463,21 +464,8 @@ class XlaChunkedDotProductAttentionVjp(Op[..., Any, Any, Any, Any]):
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Residuals and output are those of the plain form at random queries, keys and values."""
-        made = base.example_arguments(arguments, rng)
-        for name in ("query", "key", "value", "bias", "dout"):
-            if (spec := arguments[name]) is not None:
-                made[name] = rng.standard_normal(spec.shape, np.float32).astype(spec.dtype)
-        given = {n: x for n, x in arguments.items() if n not in ("residuals", "out", "dout")} | made
-        given.pop("dout")
-        arrays = {n: x for n, x in given.items() if shapes.is_array(x)}
-        rest = {n: x for n, x in given.items() if n not in arrays}
-
-        def forward(arrays: dict[str, Any]) -> Any:
-            op = XlaChunkedDotProductAttention()
-            return op._fwd(**arrays, **rest, return_residuals=True, config=PLAIN)
-
-        made["out"], made["residuals"] = jax.tree.map(np.asarray, jax.jit(forward)(arrays))
-        return made
+        forward = functools.partial(XlaChunkedDotProductAttention()._fwd, return_residuals=True, config=PLAIN)
+        return base.example_gradient_arguments(arguments, base.example_arguments(arguments, rng), forward, rng)
 
 
 @registry.register("dot_product_attention", "xla_chunked")

@@ -126,9 +126,7 @@ class _Megablox:
         is_odd = any(tile % tpu.LANES for tile in (config.tile_k, config.tile_n))
         return (moved // 2 if is_odd else moved) + sums
 
-    def supported_on(self, device: Any) -> bool:
-        """Whether a device is a TPU; in interpret mode any is."""
-        return self.interpret or device.platform == "tpu"
+    supported_on = tpu.supported_on
 
     def _is_feasible(self, ba: BoundArguments, config: Config) -> bool:
         problem = self._problem(ba)
