@@ -53,6 +53,7 @@ costmodel/rivals
 costmodel/evaluate
 autotuning/guide
 autotuning/summary
+autotuning/estimated
 autotuning/result
 autotuning/store
 autotuning/housekeeping

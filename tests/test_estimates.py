@@ -1,24 +1,10 @@
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from tokamax._src import estimates
-from toy import SPACE, Toy, ToyConfig, arrays
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimating(Toy):
-    """Says what it is told to say; larger blocks are faster."""
-
-    name = "estimating"
-    says: object = None
-
-    def _estimate_ms(self, ba, configs, device_kind):
-        if self.says is not None:
-            return self.says
-        return None if device_kind == "other" else [10.0 / config.block for config in configs]
+from toy import SPACE, Estimating, Toy, ToyConfig, arrays
 
 
 def bound(says=None):

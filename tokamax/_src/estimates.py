@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokamax._src.bound_arguments import BoundArguments, config_order
+from tokamax._src.op import Op
 
 
 def of(ba: BoundArguments, configs: Sequence[Any], device_kind: str) -> np.ndarray | None:
@@ -37,6 +38,8 @@ def ranked(ba: BoundArguments, device_kind: str) -> list[tuple[Any, float]]:
 
     The space is that of the device that configs are chosen for now, which must be `device_kind`.
     """
+    if type(ba.op)._estimate_ms is Op._estimate_ms:
+        return []
     configs = ba.autotuning_configs
     times = of(ba, configs, device_kind)
     if times is None:
