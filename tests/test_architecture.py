@@ -58,6 +58,10 @@ autotuning/result
 autotuning/store
 autotuning/housekeeping
 autotuning/session
+aot/worker
+aot/verdict
+aot/processes
+aot/check
 training
 dispatch
 suggest
