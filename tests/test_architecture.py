@@ -62,6 +62,7 @@ aot/worker
 aot/verdict
 aot/processes
 aot/check
+aot/tune
 training
 dispatch
 suggest

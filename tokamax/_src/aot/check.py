@@ -87,7 +87,16 @@ class Checker:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._compilers.__exit__(*exc)
+        self.close()
+
+    def close(self) -> None:
+        """Ends the compilers; what waits for one is told that it crashed."""
+        self._compilers.close()
+
+    @property
+    def workers(self) -> int:
+        """How many configs compile at the same time."""
+        return self._compilers.count
 
     def verdicts(
         self, ba: BoundArguments, configs: Iterable[Any], enough: int | None = None

@@ -135,6 +135,10 @@ class Compilers:
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all processes; what was submitted is told that it crashed, or cancelled if it did not begin."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._end_all()
         self._threads.shutdown()

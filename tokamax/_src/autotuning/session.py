@@ -75,7 +75,7 @@ class Settings:
         return {"timer": timer, "rounds": self.rounds, **searched, **isolated, **unchecked, **checked}
 
 
-def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
+def scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
     """Returns what brings JAX's scoped settings, which hold for one thread, to the threads that compile."""
     values: Any = jax.config
     scoped = (
@@ -98,7 +98,7 @@ def _in_this_process(
     ba: BoundArguments, inputs: Sequence[Any], settings: Settings, timer: timing.Timer
 ) -> Iterator[dict[str, Any]]:
     """Yields the options of `autotuner.tune` that say how configs are built, timed and checked."""
-    in_same_scope = _scope_of_this_thread()
+    in_same_scope = scope_of_this_thread()
 
     def build(config: Any) -> benchmarking.Compiled:
         function, _ = ba.as_function(config)
