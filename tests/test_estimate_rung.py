@@ -78,6 +78,22 @@ def test_an_entry_that_does_not_fit_is_a_miss_with_a_warning():
 
 
 @dataclasses.dataclass(frozen=True)
+class KeepsDistance(Estimating):
+    name = "keeps_distance"
+
+    def _is_safe(self, ba, config):
+        return config.block < 4
+
+
+def test_what_nobody_compiled_keeps_a_distance_from_the_limits():
+    ba = KeepsDistance.bind(*arrays())
+    choice = ba.choose_config()
+    assert choice.config == ToyConfig(2) and "the least of 4:" in choice.detail
+    with AutotuningResult((estimated_entry(bound_args=ba, best=ToyConfig(8)),)):
+        assert ba.choose_config().config == ToyConfig(8)
+
+
+@dataclasses.dataclass(frozen=True)
 class SpaceRaises(Estimating):
     name = "space_raises"
 

@@ -224,3 +224,13 @@ def test_no_estimate_of_other_devices_and_of_what_is_no_kernel():
         assert interpreted.op._estimate_ms(interpreted, config, "TPU7x") is None
     for ba in bound(0, 2048, 2048, 8):
         assert ba.op._estimate_ms(ba, config, "TPU7x") is None
+
+
+def test_a_safe_config_leaves_some_of_the_memory():
+    with tokamax.config.cross_compile("TPU v5 lite"):
+        for ba in bound(8192, 6144, 16384, 8):
+            safe = [config for config in ba.autotuning_configs if ba.op._is_safe(ba, config)]
+            assert 0 < len(safe) < len(ba.autotuning_configs) and ba.op._is_safe(ba, ba.default_config)
+            assert max(ba.op.vmem_bytes(ba, config) for config in safe) <= 0.9 * 16 * 2**20
+        forward, *_ = bound(8192, 6144, 16384, 8)
+        assert not forward.op._is_safe(forward, Config(128, 6144, 512)), "libtpu 0.0.52 refuses it"

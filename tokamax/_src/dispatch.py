@@ -233,8 +233,8 @@ def _estimated(ba: BoundArguments, kind: str) -> ConfigChoice | None:
     if (choice := _estimated_before(ba, kind)) is not None:
         return choice
     try:
-        ranked = estimates.ranked(ba, kind)
-    except Exception as error:  # A space that raises: the default may do without it.
+        ranked = estimates.ranked(ba, kind, safe=True)
+    except Exception as error:  # A space or rule that raises: the default may do without it.
         warn(f"{ba!r} does without an estimate, since its space raised {type(error).__name__}: {error}")
         return None
     for config, ms in ranked:

@@ -33,14 +33,17 @@ def of(ba: BoundArguments, configs: Sequence[Any], device_kind: str) -> np.ndarr
     return np.where(np.isnan(times), np.inf, times)
 
 
-def ranked(ba: BoundArguments, device_kind: str) -> list[tuple[Any, float]]:
+def ranked(ba: BoundArguments, device_kind: str, *, safe: bool = False) -> list[tuple[Any, float]]:
     """Returns the feasible configs with their estimated times in ms, the fastest first; empty if there are none.
 
-    The space is that of the device that configs are chosen for now, which must be `device_kind`.
+    Args:
+      ba: the bound arguments.
+      device_kind: the device, which must be the one that configs are chosen for now: the space is that of this one.
+      safe: whether to leave out configs of which the op does not know that they compile, see `Op._is_safe`.
     """
     if type(ba.op)._estimate_ms is Op._estimate_ms:
         return []
-    configs = ba.autotuning_configs
+    configs = [config for config in ba.autotuning_configs if not safe or ba.op._is_safe(ba, config)]
     times = of(ba, configs, device_kind)
     if times is None:
         return []

@@ -208,6 +208,13 @@ class Op(Generic[_P, _T, _R, _C, _K]):
         """Whether a config can run at all for bound arguments: tile sizes, on-chip memory."""
         return True
 
+    def _is_safe(self, ba: BoundArguments, config: Any) -> bool:
+        """Whether a feasible config surely compiles: dispatch uses an estimate only of those that are.
+
+        Where `_is_feasible` refuses only what cannot run at all, this one keeps its distance from the limits.
+        """
+        return True
+
     def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
         """Returns further numbers for the cost model, beside those it derives by itself."""
         return {}
