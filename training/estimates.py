@@ -90,7 +90,7 @@ def read_row(row: dict[str, Any]) -> Winner:
     groups = len(sizes) if known is not None else sizes["num_groups"]
     m, k, n = (row["config"][name] for name in ("tile_m", "tile_k", "tile_n"))
     tiles = (m, n, k) if what == "dlhs" and row["device"] == "TPU v5" else (m, k, n)
-    product = tpu_estimate.Product(left[0], left[1], columns, groups)
+    product = tpu_estimate.Product(left[0], left[1], columns, groups, transposed=what == "dlhs")
     return Winner(row["device"], what, product, known, tiles, row["median_ms"])
 
 

@@ -125,6 +125,16 @@ def test_an_estimate_takes_all_configs_at_once_and_grows_with_the_work():
         assert (kernel(estimate.Product(8192, 4096, 2048, 8, passes=6), tiles, V5E) > at_once).all()
 
 
+def test_turning_matrices_is_hidden_by_many_rows_alone():
+    turned = estimate.Product(65536, 2048, 2048, 8, transposed=True)
+    tiles = np.array([[m, 2048, 256] for m in (64, 128, 512, 1024)])
+    for tpu in tpus.TPUS.values():
+        plain = estimate.gmm_ms(dataclasses.replace(turned, transposed=False), tiles, tpu)
+        ratio = estimate.gmm_ms(turned, tiles, tpu) / plain
+        assert ratio[0] > 1 and (ratio[tiles[:, 0] >= tpu.mxu**2 // 128] == 1).all()
+        assert (np.diff(ratio) <= 1e-9).all()
+
+
 def test_no_estimate_beats_the_peak_rate_or_the_bandwidth():
     product = estimate.Product(65536, 4096, 4096, 16)
     tiles = np.array(list(itertools.product((128, 512), (512, 4096), (512, 4096))))
@@ -201,7 +211,7 @@ def test_each_op_estimates_its_own_kernel():
     np.testing.assert_array_equal(forward, estimate.gmm_ms(product, np.array([[256, 512, 1024]]), V5E))
     np.testing.assert_array_equal(drhs, estimate.tgmm_ms(product, np.array([[256, 512, 1024]]), V5E))
     # The gradient of lhs sums over the outputs, and has the inputs as its columns.
-    product = estimate.Product(8192, 2048, 4096, 8)
+    product = estimate.Product(8192, 2048, 4096, 8, transposed=True)
     np.testing.assert_array_equal(dlhs, estimate.gmm_ms(product, np.array([[256, 1024, 512]]), V5E))
 
 

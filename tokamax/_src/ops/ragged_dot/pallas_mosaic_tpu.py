@@ -92,6 +92,8 @@ class _Megablox:
     """
 
     config_cls: ClassVar[type] = Config
+    _transposed: ClassVar[bool] = False
+    """Whether the kernel gets the matrices of groups transposed."""
 
     interpret: bool = dataclasses.field(default=False, kw_only=True)
 
@@ -176,7 +178,7 @@ class _Megablox:
         left, right, out = (np.dtype(dtype).itemsize for dtype in (problem.left, problem.right, problem.out))
         axes = self._kernel_tiles(np.array([[problem.m, problem.k, problem.n]]))[0].tolist()
         passes = tpu.passes(ba.abstract["precision"], (problem.left, problem.right))
-        product = tpu_estimate.Product(*axes, problem.groups, left, right, out, passes)
+        product = tpu_estimate.Product(*axes, problem.groups, left, right, out, passes, self._transposed)
         tiles = self._kernel_tiles(np.array([config.tiles for config in configs]).reshape(-1, 3))
         kernel = tpu_estimate.tgmm_ms if self._columns(problem) is None else tpu_estimate.gmm_ms
         return kernel(product, tiles, facts) * math.prod(ba.vmap_sizes)
@@ -190,6 +192,8 @@ class _Megablox:
 @dataclasses.dataclass(frozen=True)
 class PallasMosaicTpuRaggedDotLhsVjp(_Megablox, op.Op):
     """The gradient of a ragged dot with respect to `lhs`: `dout` times each group's matrix, transposed."""
+
+    _transposed: ClassVar[bool] = True
 
     def bind(
         self,

@@ -7,6 +7,9 @@ of both. What is counted:
 - computing: the products of the tile over the rate of the matrix units, with tiles filled up to whole units; about 150
   cycles of a step's own work; clearing the block of sums, adding to it and storing from it, and masking, in passes
   over vector registers of 1024 numbers;
+- turning: for the gradient of `lhs`, `gmm` gets the matrices of groups transposed, and turns each block of one before it
+  becomes weights of a matrix unit, at every visit. That runs beside the products and does not depend on the rows: few
+  rows do not hide it, and measured winners of this gradient have larger tiles of rows than those of the forward pass;
 - moving: bytes over the bandwidth of the HBM.
 
 Columns of the result are the outermost axis of the grid: slices of n run one after another, and each reads all rows
@@ -29,6 +32,8 @@ STEP_CYCLES = 150.0
 """What a step takes beside products and moves: index arithmetic, starting and awaiting copies."""
 _CLEAR, _ADD, _STORE, _MASK = 1.0, 0.25, 1.0, 0.5
 """Cycles per vector register: to clear sums, to add to them, to store them, and to mask blocks of rows."""
+_TURN = 2.0
+"""Cycles to transpose a vector register of 16-bit numbers."""
 _REGISTER = 1024.0
 _LEAST_ROWS = 0.5
 """Rows that a matrix unit needs at least, as a share of its side, to hide how its weights are loaded."""
@@ -49,6 +54,7 @@ class Product:
       right_bytes: bytes of a number on the right.
       out_bytes: bytes of a number of the result.
       passes: passes of bf16 products that a product of its dtype takes.
+      transposed: whether the matrices of groups come as [n, k].
     """
 
     m: int
@@ -59,6 +65,7 @@ class Product:
     right_bytes: int = 2
     out_bytes: int = 2
     passes: int = 1
+    transposed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +139,11 @@ class _Step:
         """Returns cycles of multiplying [rows, summed] with [summed, columns]."""
         side = self.tpu.mxu
         macs = np.maximum(rows, _LEAST_ROWS * side) * _filled(summed, side) * _filled(columns, side)
-        return macs * self.product.passes / self.tpu.macs_per_cycle + STEP_CYCLES
+        cycles = macs * self.product.passes / self.tpu.macs_per_cycle
+        if self.product.transposed:
+            turned = _TURN * summed * columns / _REGISTER * self.product.right_bytes / 2
+            cycles = np.maximum(cycles, turned)
+        return cycles + STEP_CYCLES
 
     def moved(self, size: np.ndarray, itemsize: int) -> np.ndarray:
         return size * itemsize / (self.tpu.hbm_gb_s * 1e6 * _HBM_SHARE)
