@@ -7,7 +7,7 @@ of both. What is counted:
 - computing: the products of the tile over the rate of the matrix units, with tiles filled up to whole units; about 150
   cycles of a step's own work; clearing the block of sums, adding to it and storing from it, and masking, in passes
   over vector registers of 1024 numbers;
-- turning: for the gradient of `lhs`, `gmm` gets the matrices of groups transposed, and turns each block of one before it
+- turning: for the gradient of `lhs`, `gmm` gets the matrices of groups transposed, and turns each block before it
   becomes weights of a matrix unit, at every visit. That runs beside the products and does not depend on the rows: few
   rows do not hide it, and measured winners of this gradient have larger tiles of rows than those of the forward pass;
 - moving: bytes over the bandwidth of the HBM.
