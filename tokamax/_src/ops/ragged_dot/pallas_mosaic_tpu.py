@@ -176,9 +176,9 @@ class _Megablox:
         if facts is None or self.interpret or 0 in (problem.m, problem.k, problem.n):
             return None
         left, right, out = (np.dtype(dtype).itemsize for dtype in (problem.left, problem.right, problem.out))
-        axes = self._kernel_tiles(np.array([[problem.m, problem.k, problem.n]]))[0].tolist()
+        m, k, n = self._kernel_tiles(np.array([[problem.m, problem.k, problem.n]]))[0].tolist()
         passes = tpu.passes(ba.abstract["precision"], (problem.left, problem.right))
-        product = tpu_estimate.Product(*axes, problem.groups, left, right, out, passes, self._transposed)
+        product = tpu_estimate.Product(m, k, n, problem.groups, left, right, out, passes, self._transposed)
         tiles = self._kernel_tiles(np.array([config.tiles for config in configs]).reshape(-1, 3))
         kernel = tpu_estimate.tgmm_ms if self._columns(problem) is None else tpu_estimate.gmm_ms
         return kernel(product, tiles, facts) * math.prod(ba.vmap_sizes)
