@@ -209,7 +209,10 @@ def _tuned(ba: BoundArguments) -> ConfigChoice | None:
 
 
 def _estimated_before(ba: BoundArguments, kind: str) -> ConfigChoice | None:
-    """Returns the choice by an estimated entry; by one of other versions only where there is no other."""
+    """Returns the choice by an estimated entry; by one of other versions only where there is no other.
+
+    What a compiler of other versions took must be safe besides: this one may draw the limits elsewhere.
+    """
     stale = None
     for place in _estimated_configs(kind, ba.op.registered_name(), ba.key):
         found: Estimated = place.found
@@ -217,7 +220,7 @@ def _estimated_before(ba: BoundArguments, kind: str) -> ConfigChoice | None:
         fresh = not changed or options.freshness.value == "any"
         if not fresh and (stale is not None or options.freshness.value == "strict"):
             continue
-        if (config := _decoded(ba, place)) is None:
+        if (config := _decoded(ba, place)) is None or (changed and not ba.op._is_safe(ba, config)):
             continue
         compiler = found.environment.get("compiler", "no compiler")
         detail = f"{place.name}: {_estimated_ms(found.ms)}, taken by {compiler}"
@@ -230,12 +233,12 @@ def _estimated_before(ba: BoundArguments, kind: str) -> ConfigChoice | None:
 
 def _estimated(ba: BoundArguments, kind: str) -> ConfigChoice | None:
     """Returns the choice by an estimate, made before or now; None where the op has none for this device."""
-    if (choice := _estimated_before(ba, kind)) is not None:
-        return choice
     try:
+        if (choice := _estimated_before(ba, kind)) is not None:
+            return choice
         ranked = estimates.ranked(ba, kind, safe=True)
-    except Exception as error:  # A space or rule that raises: the default may do without it.
-        warn(f"{ba!r} does without an estimate, since its space raised {type(error).__name__}: {error}")
+    except Exception as error:  # The default may do without what raises here.
+        warn(f"{ba!r} does without an estimate, since its space or rules raised {type(error).__name__}: {error}")
         return None
     for config, ms in ranked:
         if (kind, ba.key, config) not in _failed:
