@@ -437,7 +437,7 @@ def _tune_ahead(
 
 
 @contextlib.contextmanager
-def _bar(total: int, text: str, enabled: bool) -> Iterator[Callable[[Entry], None]]:
+def _bar(total: int, text: str, enabled: bool) -> Iterator[Callable[[Entry], Any]]:
     """Yields what moves a progress bar by one op; it does not show where stderr is not a terminal."""
     if not (enabled and sys.stderr is not None and sys.stderr.isatty()):
         yield lambda entry: None

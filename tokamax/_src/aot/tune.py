@@ -76,7 +76,7 @@ def tune(
     checker: Checker,
     *,
     enough: int,
-    on_entry: Callable[[Entry], None],
+    on_entry: Callable[[Entry], Any],
     is_over: Callable[[], bool],
 ) -> list[Entry]:
     """Tunes several ops at a time; ends early at Ctrl-C and when it is over, with what there is.
