@@ -4,12 +4,14 @@
     python benchmarks/faults.py --limit 3    # another time limit per config, in seconds
 
 Each row tunes an op with three good configs and one that hangs, crashes, raises or lies, in a worker process.
-`survived`: the three are measured and the fourth is recorded as failed. `over the limit`: for a config that hangs, from
-its limit to the moment its process was killed. Below: tunings killed with `kill -9` in the middle and begun again, and
-what the checks, limits and journals cost on a clean space, in this process.
+`survived`: the three are measured and the fourth is recorded as failed; in the last row, a clock jumps instead. `over
+the limit`: for a config that hangs, from the limit of that phase to the moment its process was killed. Below: tunings
+killed with `kill -9` in the middle and begun again, and what the checks, limits and journals cost on a clean space, in
+this process.
 """
 
 import argparse
+import collections
 import dataclasses
 import os
 import pathlib
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 TESTS = str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 sys.path.insert(0, TESTS)
@@ -45,31 +48,59 @@ def survive(fault: str, limit_s: float) -> tuple[str, ...]:
 
 
 class _Clock:
-    """Notes when the last request was sent before a process was killed, and when it was."""
+    """Notes when the last phase of the config that is at fault began, and when a process was killed."""
 
     def __init__(self, noted: dict[str, float]):
         self.noted = noted
 
     def __enter__(self) -> None:
-        from tokamax._src.autotuning import isolation
+        from tokamax._src.autotuning.processes import Process
 
-        self._kill, self._get = isolation._Process.kill, isolation.Worker._ask
+        self._kill, self._send = Process.kill, Process.send
 
         def kill(process):
             self.noted["killed"] = time.monotonic()
             self._kill(process)
 
-        def ask(worker, what, config, extra, stage):
-            if config is not None and config.fault != "none":
+        def send(process, number, answers, what, config, extra):
+            if getattr(config, "fault", "none") != "none" and answers is not None:
                 self.noted["begun"] = time.monotonic()
-            return self._get(worker, what, config, extra, stage)
+                answers = _Phases(answers, self.noted)
+            self._send(process, number, answers, what, config, extra)
 
-        isolation._Process.kill, isolation.Worker._ask = kill, ask
+        Process.kill, Process.send = kill, send
 
     def __exit__(self, *exc: object) -> None:
-        from tokamax._src.autotuning import isolation
+        from tokamax._src.autotuning.processes import Process
 
-        isolation._Process.kill, isolation.Worker._ask = self._kill, self._get
+        Process.kill, Process.send = self._kill, self._send
+
+
+@dataclasses.dataclass
+class _Phases:
+    """Hands answers on to a queue, and notes when a phase begins: it has a limit of its own."""
+
+    answers: Any
+    noted: dict[str, float]
+
+    def put(self, answer: tuple[str, Any]) -> None:
+        if answer[0] == "phase":
+            self.noted["begun"] = time.monotonic()
+        self.answers.put(answer)
+
+
+def jump() -> tuple[str, ...]:
+    """Tunes with a clock that jumps once, so that a slow config seems to take no time; returns a row."""
+    import jax.numpy as jnp
+
+    import tokamax
+    from faulty import Faulty, FaultyConfig, with_a_jump
+
+    ba = Faulty().bind(jnp.arange(12.0))
+    options = {"isolation": "process", "rounds": 2, "progress_bar": False, "keep": False, "ignore_cache": True}
+    (entry,) = tokamax.autotune(ba, timer=with_a_jump, **options).entries
+    good = entry.best == FaultyConfig(number=2) and entry.outcomes[FaultyConfig(number=1)].samples_ms[0] == 3.0
+    return "a sample of 0 ms", "yes" if good else "NO", str(3 - len(entry.outcomes)), "measured again", "-"
 
 
 def samples_taken(cache: str, kill_at: int) -> int | None:
@@ -90,18 +121,24 @@ def killed(at: int) -> tuple[str, ...]:
     return f"kill -9 at sample {at} of {total}", "NO" if again is None else "yes", str(at - 1 + (again or 0) - total)
 
 
-def overhead() -> tuple[float, float]:
-    """Tunes a clean space in this process; returns seconds in all, and those in which a config compiled or ran."""
+def overhead() -> tuple[float, float, int, int]:
+    """Tunes a clean space in this process.
+
+    Returns:
+      Seconds in all; those in which a config (not the reference) was traced, compiled or ran; runs of configs; and how
+      many of those belong to no sample: warm-ups, and what the check needs beside them.
+    """
     import jax
     import jax.numpy as jnp
 
     import tokamax
-    from tokamax._src import benchmarking, timing
+    from tokamax._src import timing
+    from tokamax._src.autotuning import autotuner
 
     busy: list[tuple[float, float]] = []
-    lock = threading.Lock()
+    lock, counts, tune = threading.Lock(), collections.Counter(), autotuner.tune
 
-    def timed(function):
+    def timed(function, name):
         def call(*args, **kwargs):
             start = time.perf_counter()
             try:
@@ -109,25 +146,33 @@ def overhead() -> tuple[float, float]:
             finally:
                 with lock:
                     busy.append((start, time.perf_counter()))
+                    counts[name] += 1
 
         return call
 
-    compile_function = benchmarking.compile_function
+    def watched(configs, *, build, timer, **options):
+        def built(config, begins):
+            compiled = timed(build, "builds")(config, begins)
+            return dataclasses.replace(compiled, run=timed(compiled.run, "runs"))
 
-    def compiled(*args):
-        found = compile_function(*args)
-        return dataclasses.replace(found, run=timed(found.run))
+        def sampled(run, **about):
+            before = counts["runs"]
+            samples = timer(run, **about)
+            counts["sampled"] += counts["runs"] - before
+            return samples
 
-    benchmarking.compile_function = timed(compiled)
+        return tune(configs, build=built, timer=sampled, **options)
+
     lhs, rhs = jax.ShapeDtypeStruct((512, 256), jnp.float32), jax.ShapeDtypeStruct((8, 256, 512), jnp.float32)
     ba = tokamax.XlaChunkedRaggedDot.bind(lhs, rhs, jax.ShapeDtypeStruct((8,), jnp.int32))
+    autotuner.tune = watched
     try:
         start = time.perf_counter()
         tokamax.autotune(ba, timer=timing.wall_clock_min, ignore_cache=True, progress_bar=False)
         total = time.perf_counter() - start
     finally:
-        benchmarking.compile_function = compile_function
-    return total, _union(busy)
+        autotuner.tune = tune
+    return total, _union(busy), counts["runs"], counts["runs"] - counts["sampled"]
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
@@ -149,13 +194,14 @@ def main() -> int:
         from faulty import FAULTS
         from tokamax._src.tables import format_table
 
-        rows = [survive(fault, args.limit) for fault in FAULTS]
+        rows = [*(survive(fault, args.limit) for fault in FAULTS), jump()]
         print(format_table([("fault", "survived", "lost", "recorded as", "over the limit"), *rows]), flush=True)
         kills = [killed(at) for at in (1, 8, 13, 24)]
         print("\n" + format_table([("fault", "resumed", "measured twice"), *kills]), flush=True)
-        total, busy = overhead()
+        total, busy, runs, others = overhead()
         print(
-            f"\nclean space: {total:.2f} s, of which configs compiled or ran {busy:.2f} s: {total / busy - 1:.1%} more"
+            f"\nclean space: {total:.2f} s, where configs compiled or ran {busy:.2f} s: {total / busy - 1:.1%} more, "
+            f"with {runs} runs of configs, {others} of them outside of samples"
         )
     return 0 if all(row[1] == "yes" for row in rows + kills) else 1
 

@@ -3,6 +3,7 @@ import json
 import math
 import pathlib
 import sys
+import threading
 import time
 import warnings
 from typing import ClassVar
@@ -424,6 +425,22 @@ def test_a_shape_of_which_every_config_failed_is_remembered_and_not_tried_again(
     monkeypatch.setattr(Growing, "space", {ToyConfig(1), ToyConfig(2), ToyConfig(4)})
     assert set(tune(Growing().bind(*arrays())).entries[0].outcomes) == {ToyConfig(1), ToyConfig(4)}
     assert tune(Growing().bind(*arrays()), ignore_cache=True).entries[0].best is not None
+
+
+def test_configs_that_exceeded_a_smaller_limit_are_tried_again_under_a_larger_one(monkeypatch):
+    slow = threading.Event()
+
+    def waits(self, x, w, *, activation=None, scale=1.0, return_residuals, config):
+        slow.wait(20)
+        return x @ w, None
+
+    monkeypatch.setattr(Growing, "space", {ToyConfig(1), ToyConfig(2)})
+    monkeypatch.setattr(Growing, "_fwd", waits)
+    (first,) = tune(Growing().bind(*arrays()), timeout=1.0).entries
+    assert {o.stage for o in first.outcomes.values()} == {"timeout"} and first.best is None
+    slow.set()
+    assert tune(Growing().bind(*arrays()), timeout=1.0).entries[0].to_json() == first.to_json()
+    assert tune(Growing().bind(*arrays()), timeout=30.0).entries[0].best is not None
 
 
 def test_a_space_that_raises_after_it_was_tuned_is_an_error_entry(monkeypatch):

@@ -40,7 +40,11 @@ benchmarking
 autotuning/outcome
 autotuning/gate
 autotuning/journal
+autotuning/worker
+autotuning/processes
 autotuning/isolation
+autotuning/limits
+autotuning/state
 autotuning/search
 autotuning/autotuner
 costmodel/features

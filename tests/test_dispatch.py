@@ -1,5 +1,8 @@
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 import threading
 
 import jax
@@ -7,7 +10,7 @@ import pytest
 
 import tokamax
 from tokamax import AutotuningResult, config
-from tokamax._src import devices, dispatch, environment, errors
+from tokamax._src import bound_arguments, devices, dispatch, environment, errors
 from tokamax._src.autotuning import store
 from tokamax._src.autotuning.result import Entry
 from toy import TableTimer, Toy, ToyConfig, arrays, by_block, entry
@@ -58,6 +61,29 @@ def test_prediction_for_a_shape_nobody_tuned():
         assert ba(64).choose_config().source == "exact"
         with config.cost_model("off"):
             assert ba(80).choose_config().source == "heuristic"
+
+
+CHOOSE = """
+import sys; sys.path[:0] = {path!r}
+import tokamax
+from toy import TableTimer, Toy, arrays, by_block
+bound = [Toy.bind(*arrays(m)) for m in (16, 24, 32, 48, 64, 96, 128, 192)]
+result = tokamax.autotune(bound, timer=TableTimer(by_block), progress_bar=False, keep=False).fit()
+with result:
+    print([Toy.bind(*arrays(m)).choose_config() for m in (16, 40, 80, 100, 192)])
+print([model.dumps().hex() for model in result.models.values()])
+"""
+
+
+def test_two_processes_under_different_hash_seeds_pick_byte_equal_configs():
+    told = set()
+    for seed in ("0", "4711"):
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        program = CHOOSE.format(path=sys.path)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=env, check=True, timeout=240)
+        told.add(done.stdout)
+    (told,) = told
+    assert told.count(b"source='model'") == 3 and told.count(b"source='exact'") == 2
 
 
 def test_prediction_survives_a_file():
@@ -268,6 +294,109 @@ def test_what_the_user_pinned_and_the_default_raise():
     with AutotuningResult((entry(bound_args=Broken.bind(x, w), best=ToyConfig(4)),)):
         with pytest.warns(UserWarning, match="instead"), pytest.raises(ValueError, match="always, with block 1"):
             Broken()(x, w)
+
+
+def careless(*methods, base=Toy):
+    """An op some of whose methods raise."""
+
+    def method(name):
+        def raises(self, *args):
+            raise ZeroDivisionError(f"in {name}")
+
+        return raises
+
+    made = type("Careless", (base,), {name: method(name) for name in methods} | {"__module__": __name__})
+    return dataclasses.dataclass(frozen=True)(made)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithDefault(Toy):
+    name = "toy_with_default"
+
+    def _get_heuristics_config(self, ba):
+        return ToyConfig(4)
+
+
+@pytest.mark.parametrize("method", ["_get_autotuning_configs", "_is_feasible"])
+def test_a_space_whose_listing_raises_costs_the_prediction_and_not_the_program(method):
+    x, w = arrays()
+    op = careless(method, base=WithDefault)
+    name = op.registered_name()
+    with learned_for(op):
+        with pytest.warns(UserWarning, match=f"the configs of {name} .*cannot be listed.*in {method}") as caught:
+            out = jax.jit(op())(x, w)
+            choice = op.bind(*arrays(16)).choose_config()
+        assert out.shape == (8, 6) and len(caught) == 1
+        assert (choice.source, choice.config) == ("heuristic", ToyConfig(4)) and "cannot be listed" in choice.detail
+        told = tokamax.explain([op.bind(x, w)])
+        assert f"ZeroDivisionError: in {method}" in str(told)
+        with config.cost_model("required"), pytest.raises(errors.CacheMissError, match="cannot be listed"):
+            op.bind(x, w).choose_config()
+
+
+def learned_for(op):
+    """A result with a model that is said to be of another op."""
+    ((place, model),) = learned().models.items()
+    return AutotuningResult(models={(place[0], op.registered_name()): model})
+
+
+def test_a_measured_config_that_cannot_be_told_feasible_is_a_miss_with_a_warning():
+    op = careless("_is_feasible", base=WithDefault)
+    with AutotuningResult((entry(bound_args=op.bind(*arrays()), best=ToyConfig(8)),)), config.cost_model("off"):
+        with pytest.warns(UserWarning, match="the active result: the config .* is not used: ZeroDivisionError"):
+            assert op.bind(*arrays()).choose_config().source == "heuristic"
+
+
+def test_a_measured_config_that_is_infeasible_is_named_once():
+    with AutotuningResult((entry(4, best=ToyConfig(8)),)):
+        with pytest.warns(UserWarning, match="block=8, fast=None is not feasible") as caught:
+            assert ba(4).choose_config().source == "heuristic"
+            with config.freshness("any"):
+                assert ba(4).choose_config().source == "heuristic"
+        assert len(caught) == 1
+
+
+def test_a_default_rule_that_raises_gives_way_to_the_first_config_of_the_space():
+    x, w = arrays()
+    op = careless("_get_heuristics_config")
+    with pytest.warns(UserWarning, match=f"_get_heuristics_config of {op.registered_name()} raised ZeroDivisionError"):
+        choice = op.bind(x, w).choose_config()
+    assert (choice.source, choice.config) == ("heuristic", ToyConfig(1))
+    with pytest.warns(UserWarning, match="the first config of its space is the default"):
+        (tuned,) = tokamax.autotune(op.bind(x, w), timer=TableTimer(by_block), progress_bar=False).entries
+    assert tuned.default == ToyConfig(1) and tuned.best == ToyConfig(8, True)
+
+
+@pytest.mark.filterwarnings("ignore:the configs of")
+def test_where_no_config_is_known_at_all_the_error_says_why():
+    x, w = arrays()
+    with pytest.raises(errors.UnsupportedError, match="its space raises ZeroDivisionError: in _get_autotuning_conf"):
+        careless("_get_autotuning_configs")()(x, w)
+    told = tokamax.explain([careless("_get_autotuning_configs").bind(x, w), ba()])
+    assert [item["source"] for item in told.to_dict()["ops"]] == ["error", "heuristic"]
+    with pytest.raises(ZeroDivisionError, match="in _get_heuristics_config"):
+        careless("_get_autotuning_configs", "_get_heuristics_config")()(x, w)
+
+
+def test_a_model_that_raises_costs_its_prediction_and_not_the_program():
+    result = learned()
+    (model,) = result.models.values()
+    model.trees_ = None
+    model.choose = lambda *args, **kwargs: [][0]
+    with AutotuningResult(models=result.models):
+        with pytest.warns(UserWarning, match="the active result: not used for toy.*raises IndexError") as caught:
+            assert ba(80).choose_config().source == ba(81).choose_config().source == "heuristic"
+        assert len(caught) == 1
+
+
+def test_a_tuning_at_the_call_that_raises_costs_the_tuning_and_not_the_program(monkeypatch):
+    def fails(*args, **kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(type(bound_arguments.get_runtime()), "autotune", fails)
+    with config.autotuning_cache_miss_fallback("autotune"):
+        with pytest.warns(UserWarning, match="could not be tuned at its call: OSError: no space left"):
+            assert ba().choose_config().source == "heuristic"
 
 
 def test_cost_features_that_raise_cost_the_prediction_and_not_the_program():

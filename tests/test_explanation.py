@@ -50,6 +50,22 @@ def test_a_pinned_config_and_an_error_are_told():
     assert "1 error (50 % of the calls), 1 pinned (50 % of the calls)" in str(told)
 
 
+def test_how_a_config_was_measured_is_recorded_kept_by_a_merge_and_a_file_and_told():
+    stamps = ("jax", "jaxlib", "backend", "tokamax", "system", "cores", "timer", "time")
+    tuned = tokamax.autotune(Toy.bind(*arrays()), timer=TableTimer(by_block), progress_bar=False)
+    recorded = {name: tuned.entries[0].environment[name] for name in stamps}
+    merged = AutotuningResult.loads((AutotuningResult((entry(4),)) | tuned).dumps())
+    with merged:
+        told = tokamax.explain([Toy.bind(*arrays())])
+    tuned.save_to_cache()
+    for each in (told, tokamax.explain([Toy.bind(*arrays())])):
+        (item,) = each.to_dict()["ops"]
+        assert item["source"] == "exact" and item["environment"] == recorded
+        assert f", on {recorded['time'][:10]}, by table" in str(each).replace("\n", " ")
+    (item,) = tokamax.explain([bound(16)]).to_dict()["ops"]
+    assert item["environment"] is None
+
+
 def test_no_calls():
     told = tokamax.explain(lambda x: x + 1, 1.0)
     assert told.rows == () and f"no op calls on {devices.device_kind()}" in str(told)

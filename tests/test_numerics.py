@@ -151,3 +151,17 @@ def test_complex_and_empty_arrays():
     assert "error" in compare(x.conj(), x)
     assert compare(jnp.zeros((0, 3)), jnp.zeros((0, 3))) is None
     assert compare((), ()) is None
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.float8_e4m3fn])
+def test_identical_is_of_bits(dtype):
+    x = jnp.asarray([[0, 1], [1, 0]], dtype)
+    assert numerics.identical({"a": x, "b": None}, {"a": x + jnp.zeros_like(x), "b": None})
+    assert not numerics.identical(x, x.T[:1]) and not numerics.identical(x, ~x if dtype == jnp.bool_ else x + x)
+    assert not numerics.identical([x], (x,)) and not numerics.identical(x, x.astype(jnp.float16))
+    assert numerics.identical(x[0, 0], x[1, 1])
+
+
+def test_nan_is_identical_to_nan_and_zero_not_to_minus_zero():
+    assert numerics.identical(jnp.full(3, jnp.nan), jnp.full(3, jnp.nan))
+    assert not numerics.identical(jnp.zeros(3), -jnp.zeros(3))

@@ -1,5 +1,7 @@
 """What counts as a right output."""
 
+import collections
+import ctypes
 import dataclasses
 import itertools
 
@@ -11,7 +13,8 @@ import pytest
 import tokamax
 from gated import TIMER, LooseMean, Mean, Way
 from tokamax._src import devices, errors
-from tokamax._src.autotuning import isolation
+from tokamax._src.autotuning import gate, session
+from tokamax._src.autotuning.processes import Process
 from tokamax.autotuning import Failure
 from toy import TableTimer
 
@@ -32,8 +35,7 @@ def wrong(entry):
 @pytest.fixture(scope="module", autouse=True)
 def no_idle_processes_stay():
     yield
-    while isolation._Process._idle:
-        isolation._Process._idle.pop().kill()
+    Process.end_idle()
 
 
 @pytest.mark.parametrize("isolated", ["none", "process"])
@@ -70,7 +72,7 @@ def test_without_the_default_the_reference_judges_alone():
         ("raises", "none", "ZeroDivisionError: no reference"),
         ("raises", "process", "ZeroDivisionError: no reference"),
         ("exits", "process", "exit code 3"),
-        ("hangs", "none", "exceeds the limit"),
+        ("hangs", "none", "a run took more than 5 s"),
     ],
 )
 def test_a_reference_that_cannot_run_gives_way_to_the_default(broken, isolated, noted):
@@ -134,6 +136,86 @@ def test_a_result_that_changes_between_two_runs_is_wrong():
     entry = tune(Racy(ways=("plain", "racy")))
     assert wrong(entry) == {"racy": "check"}
     assert "two runs must give the same output" in entry.outcomes[Way("racy")].reason
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("share", "fails"), [(1e-6, False), (4e-4, False), (8e-4, True)])
+def test_two_outputs_that_are_right_must_agree_with_each_other(share, fails, kept, monkeypatch):
+    """Each is within 1e-3 of the reference, the tolerance of float32; two in a row are twice the share apart.
+
+    Sums whose order differs from run to run must pass. Where first outputs are too large to be kept, one more run
+    stands in for the first.
+    """
+    signs = itertools.cycle((1, -1))
+    monkeypatch.setattr(gate, "_KEPT_SHARE", 0.05 if kept else 0.0)
+
+    @dataclasses.dataclass(frozen=True)
+    class Drifting(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            drift = lambda mean: mean + np.float32(next(signs) * share * np.abs(mean).max())
+            mean = x.mean(1)
+            if config.way != "drifts":
+                return mean, None
+            return jax.pure_callback(drift, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    entry = tune(Drifting(ways=("plain", "drifts")))
+    assert "checked" not in entry.environment and wrong(entry) == ({"drifts": "check"} if fails else {})
+    if fails:
+        assert "two runs must give the same output; the second: error" in entry.outcomes[Way("drifts")].reason
+
+
+def test_a_config_that_writes_into_its_inputs_fails_and_spoils_no_other(monkeypatch):
+    made = []
+    real = session.example_inputs
+    monkeypatch.setattr(session, "example_inputs", lambda *args, **kw: made.append(real(*args, **kw)) or made[-1])
+
+    @dataclasses.dataclass(frozen=True)
+    class Writes(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            def write(mean):
+                for arrays in made:
+                    ctypes.memset(arrays[0].unsafe_buffer_pointer(), 0, arrays[0].nbytes)
+                return np.asarray(mean)
+
+            mean = x.mean(1)
+            if config.way != "a writes":
+                return super()._fwd(x, return_residuals=return_residuals, config=config)
+            return jax.pure_callback(write, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    entry = tune(Writes(ways=("a writes", "plain", "zeros"), default="a writes"))
+    assert wrong(entry) == {"a writes": "check", "zeros": "check"} and entry.best == Way("plain")
+    assert entry.outcomes[Way("a writes")].reason == "it writes into its inputs"
+
+
+def test_a_clean_space_costs_no_run_more_than_a_warm_up_and_the_samples():
+    runs = collections.Counter()
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            note = lambda m: (runs.update([config]), np.asarray(m))[1]
+            mean = x.mean(1) + 0.0 * len(config.way)
+            return jax.pure_callback(note, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean), None
+
+    def timer(run, *, bound_args, config, rounds):
+        run()
+        return [1.0]
+
+    entry = tune(Counted(ways=("plain", "other")), timer=timer, rounds=3)
+    assert {c: len(o.samples_ms) + 1 for c, o in entry.outcomes.items()} == dict(runs)
+
+
+def test_a_config_that_runs_the_program_of_another_is_noted():
+    @dataclasses.dataclass(frozen=True)
+    class Deaf(Mean):
+        def _fwd(self, x, *, return_residuals, config):
+            return x.mean(1) + (0.0 if config.way == "plain" else 1e-9), None
+
+    entry = tune(Deaf(ways=("plain", "b", "c")))
+    assert (
+        "1 of 3 configs compile to the program of another one: way=c to that of way=b"
+        == (entry.environment["same_program"])
+    )
 
 
 def test_an_entry_that_was_checked_otherwise_is_not_reused():

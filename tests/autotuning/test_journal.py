@@ -9,7 +9,8 @@ import types
 import pytest
 
 import tokamax
-from tokamax._src.autotuning import store
+from tokamax._src import devices, errors
+from tokamax._src.autotuning import session, store
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.benchmarking import BenchmarkData, Compiled
@@ -68,12 +69,61 @@ def test_what_was_measured_of_a_config_that_failed_later_is_read_again(open_jour
     assert open_journal().failures == {A: Failure("run", "no", (1.5, 1.25))}
 
 
-@pytest.mark.parametrize("change", [{"about": {"key": "other"}}, {"resume": False}])
-def test_another_tuning_begins_anew(open_journal, change):
+def test_no_resume_empties_a_journal(open_journal):
     journal = open_journal()
     note(journal)
     journal.close()
-    assert open_journal(**change).samples == {}
+    assert open_journal(resume=False).samples == {}
+
+
+def test_a_damaged_first_line_costs_nothing_and_another_version_begins_anew(open_journal):
+    journal = open_journal()
+    note(journal)
+    journal.close()
+    head, *lines = journal.path.read_text().splitlines(keepends=True)
+    for damaged in (head[:9] + "\n", head.replace('"k"', '"x"'), ""):
+        journal.path.write_text(damaged + "".join(lines))
+        again = open_journal()
+        assert again.samples[A].samples_ms == (1.5, 1.25) and B in again.failures
+        again.close()
+    journal.path.write_text(head.replace('"version":1', '"version":7') + "".join(lines))
+    assert open_journal().samples == {}
+
+
+SLOW = Failure("timeout", "a run took more than 8 s", (1.5,))
+
+
+def test_what_exceeded_a_limit_is_tried_again_under_a_larger_one_and_keeps_its_samples(open_journal):
+    journal = open_journal(limit_s=8.0)
+    note(journal)
+    journal.sampled(C, 1.5)
+    journal.failed(C, SLOW)
+    journal.failed(A, SLOW)
+    journal.close()
+    for limit_s in (8.0, 5.0, 60.0):
+        again = open_journal(limit_s=limit_s)
+        assert again.failures.keys() == ({B} if limit_s == 60.0 else {A, B, C})
+        assert again.samples.keys() == ({A} if limit_s == 60.0 else set())
+        if limit_s != 60.0:
+            again.close()
+    again.runs(A)
+    again.compiled(A, COMPILED)
+    again.sampled(A, 9000.0)
+    again.failed(C, SLOW)
+    again.close()
+    smaller = open_journal(limit_s=5.0)
+    assert smaller.samples[A].samples_ms == (1.5, 1.25, 9000.0) and smaller.failures.keys() == {B, C}
+
+
+def test_how_long_is_measured_makes_no_other_journal_and_how_does():
+    how = session.Settings().how()
+    changes = [{}, {"timeout": 5.0}, {"rounds": 99}, {"timer": "other"}, {"isolation": "process"}, {"check": False}]
+    names = []
+    for change in changes:
+        journal = store.private().journal(Toy.bind(*arrays()), devices.device_kind(), how | change)
+        names.append(journal.path.name)
+        journal.close()
+    assert len(set(names)) == 4 and len(set(names[:3])) == 1
 
 
 def test_a_config_in_whose_first_run_the_process_dies_twice_has_failed(open_journal):
@@ -162,6 +212,41 @@ def test_ctrl_c_then_the_same_call_goes_on(stop_at):
     assert set(result.entries[0].outcomes) == SPACE
     assert "interrupted" not in result.entries[0].environment
     assert not list(store.private().data.glob("*/journal/*"))
+
+
+@pytest.mark.parametrize("change", [{"timeout": 30.0}, {"timeout": 90.0}, {"rounds": 2}])
+def test_another_limit_or_number_of_rounds_loses_nothing_that_was_measured(change):
+    first, second = [], []
+    ba = Toy.bind(*arrays())
+    tokamax.autotune(ba, timer=counting(first, 7), progress_bar=False, keep=False)
+    (entry,) = tokamax.autotune(ba, timer=counting(second), progress_bar=False, **change).entries
+    assert set(entry.outcomes) == SPACE and len(first) == 7
+    # The sixth of eight configs was under way; the six that were sampled once have that sample, and no other for it.
+    assert sorted(c.block for c in second[:2]) == sorted(c.block for c in SPACE - set(first[:6]))
+
+
+def test_a_tuning_that_cannot_be_kept_stays_in_its_journal(monkeypatch):
+    def full(entries):
+        raise errors.StorageError("no space left on device")
+
+    with monkeypatch.context() as patched, pytest.warns(UserWarning, match="measurements are not kept: no space left"):
+        patched.setattr(store.private(), "keep", full)
+        tokamax.autotune(Toy.bind(*arrays()), timer=counting([]), progress_bar=False)
+    again = []
+    (entry,) = tokamax.autotune(Toy.bind(*arrays()), timer=counting(again), progress_bar=False).entries
+    assert again == [] and set(entry.outcomes) == SPACE
+
+
+def test_a_tuning_that_cannot_go_on_loses_nothing_that_was_measured(monkeypatch):
+    first, second = [], []
+    ba = Toy.bind(*arrays())
+    tokamax.autotune(ba, timer=counting(first, 7), progress_bar=False, keep=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "example_inputs", lambda *args, **kwargs: 1 / 0)
+        (entry,) = tokamax.autotune(ba, timer=counting(second), progress_bar=False).entries
+    assert "ZeroDivisionError" in entry.error and second == []
+    tokamax.autotune(ba, timer=counting(second), progress_bar=False)
+    assert set(second[:2]) == SPACE - set(first[:6])
 
 
 def test_no_resume_begins_anew():

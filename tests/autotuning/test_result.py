@@ -1,9 +1,12 @@
 import dataclasses
+import gc
 import io
 import json
 import threading
+import weakref
 
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +14,9 @@ from hypothesis import strategies as st
 import tokamax
 from tokamax import AutotuningResult
 from tokamax._src import devices, errors, options
+from tokamax._src.autotuning import housekeeping, store
 from tokamax.autotuning import Failure
-from toy import SPACE, Toy, ToyConfig, arrays, data, entry
+from toy import SPACE, TableTimer, Toy, ToyConfig, arrays, by_block, data, entry
 
 CONFIGS = sorted(SPACE, key=str)
 
@@ -194,6 +198,52 @@ def test_equal_results_share_a_trace_and_different_ones_do_not():
         f(x, w)
     f(x, w)
     assert traced == [ToyConfig(2), ToyConfig(4), ToyConfig(1)]
+
+
+def test_a_result_may_be_freed_while_a_jitted_function_holds_its_program():
+    """What is made in its place may lie at the same address, and must not get its program."""
+    x, w = arrays()
+    traced = []
+
+    @jax.jit
+    def f(x, w):
+        traced.append(Toy.bind(x, w).choose_config().config)
+        return Toy()(x, w)
+
+    for best in [ToyConfig(2), ToyConfig(4), ToyConfig(8)] * 3:
+        result = AutotuningResult((entry(best=best),))
+        with result:
+            assert f(x, w).shape == (8, 6)
+        gone = weakref.ref(result)
+        del result
+        gc.collect()
+        assert gone() is None
+    assert traced == [ToyConfig(2), ToyConfig(4), ToyConfig(8)]
+
+
+def test_eight_threads_tune_and_enter_results_together():
+    """Each shape is tuned by two threads at once: one has the journal, both have a result of their own."""
+    start, found = threading.Barrier(8), {}
+
+    def work(i):
+        x, w = arrays(8 + i // 2)
+        start.wait()
+        result = tokamax.autotune(Toy.bind(x, w), timer=TableTimer(by_block), progress_bar=False)
+        with AutotuningResult((entry(8 + i // 2, best=ToyConfig(1)),)), result:
+            inside = Toy.bind(x, w).choose_config()
+            out = jax.jit(Toy())(x, w)
+        found[i] = result.entries[0], inside, bool(jnp.allclose(out, x @ w, atol=1e-5))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert sorted(found) == list(range(8)) and options.overlays.value == ()
+    for tuned, inside, right in found.values():
+        assert set(tuned.outcomes) == SPACE and tuned.best == ToyConfig(8, True)
+        assert (inside.source, inside.config) == ("exact", ToyConfig(8, True)) and right
+    kept = store.private().entries(devices.device_kind(), "toy")
+    assert {e.key for e in kept} == {Toy.bind(*arrays(m)).key for m in range(8, 12)}
+    assert not housekeeping.journals(store.private())
 
 
 def test_device_kind_and_environment():

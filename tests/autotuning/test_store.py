@@ -115,6 +115,17 @@ def test_a_damaged_model_is_a_miss_with_a_warning(folder):
         assert folder.model(KIND, "toy") is None
 
 
+def test_what_another_thread_forgets_meanwhile_is_found_all_the_same(folder):
+    class Forgotten(dict):
+        def __setitem__(self, place, found):
+            pass
+
+    folder.put([entry()])
+    folder._winners, folder._models = Forgotten(), Forgotten()
+    assert folder.winner(KIND, "toy", entry().key) is not None
+    assert folder.model(KIND, "toy") is None
+
+
 def test_a_folder_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     blocked = DirectoryStore(tmp_path / "file" / "data", tmp_path / "models")

@@ -236,14 +236,16 @@ def test_damaged_manifests_are_refused(model, change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda a: a.pop("numbers"),
-        lambda a: a.update(numbers=a["numbers"][:, :-1]),
-        lambda a: a.update(numbers=a["numbers"] * np.float32(np.inf)),
-        lambda a: a.update(numbers=a["numbers"][:0], codes=a["codes"][:0]),
-        lambda a: a.update(codes=a["codes"].astype(np.int64)),
-        lambda a: a.update(surprise=a["codes"]),
+        lambda a: a.pop("near.numbers"),
+        lambda a: a.update({"near.numbers": a["near.numbers"][:, :-1]}),
+        lambda a: a.update({"near.numbers": a["near.numbers"] * np.float32(np.inf)}),
+        lambda a: a.update({f"near.{n}": a[f"near.{n}"][:0] for n in ("numbers", "codes", "measured", "costs")}),
+        lambda a: a.update({"near.codes": a["near.codes"].astype(np.int64)}),
+        lambda a: a.update(surprise=a["near.codes"]),
+        lambda a: a.update({"near.surprise": a["near.codes"]}),
+        lambda a: a.update({"scores.surprise": a["near.codes"]}),
         lambda a: a.pop("scores.roots"),
-        lambda a: a.update({"scores.feature": a["scores.feature"] + np.int16(1000)}),
+        lambda a: a.update({"scores.feature": a["scores.feature"].astype(np.uint16) + np.uint16(1000)}),
     ],
 )
 def test_damaged_arrays_are_refused(model, change):
@@ -329,3 +331,29 @@ def test_nearest_shape_returns_that_shapes_winner(problems):
     p = problems[4]
     assert chooser.predict(p.arguments, p.configs).index == int(np.argmin(p.times_ms))
     assert isinstance(p, dataset.Problem)
+
+
+def test_of_a_large_space_only_the_most_promising_are_judged_by_all(model, make_problem, monkeypatch):
+    from tokamax._src.costmodel import model as model_lib
+
+    problem = make_problem(200, 300, 400)
+    whole = model.predict(problem.arguments, problem.configs, default=0)
+    monkeypatch.setattr(model_lib, "_SHORTLIST", 8)
+    last = int(whole.order[-1])
+    short = model.predict(problem.arguments, problem.configs, default=last)
+    assert sorted(short.order) == list(range(len(problem.configs)))
+    judged = np.flatnonzero(np.isfinite(short.slowdown))
+    assert len(judged) == 8 and set(judged) == set(short.order[:8].tolist()) and last in judged
+    assert short.order[0] == whole.order[0]
+    np.testing.assert_allclose(short.spread[judged], whole.spread[judged])
+
+
+def test_a_member_on_its_own_says_what_it_says_in_the_ensemble(model, make_problem):
+    problem = make_problem(200, 300, 400)
+    fields = [dict(vars(c)) for c in problem.configs]
+    from tokamax._src.costmodel import features
+
+    x = model.spec_.matrix(features.describe(problem.arguments), fields, model.facts_)
+    together = model.forest_.predict(x)
+    for i in range(model.forest_.members):
+        np.testing.assert_array_equal(model.forest_.member(i).predict(x)[0], together[i])

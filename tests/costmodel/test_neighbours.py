@@ -46,3 +46,19 @@ def test_parts_that_do_not_fit_are_refused(neighbours, part):
 
     with pytest.raises(errors.FormatError, match="damaged"):
         dataclasses.replace(neighbours, **{part: getattr(neighbours, part)[:-1]}).check(3, 0)
+
+
+def test_packed_parts_give_the_same_neighbours(neighbours):
+    again = Neighbours.unpacked(neighbours.packed(), neighbours.texts)
+    for part in ("numbers", "codes", "costs"):
+        np.testing.assert_array_equal(getattr(again, part), getattr(neighbours, part))
+    assert again.texts == neighbours.texts
+
+
+@pytest.mark.parametrize("part", ["measured", "costs"])
+def test_packed_parts_that_do_not_fit_are_refused(neighbours, part):
+    packed = neighbours.packed()
+    with pytest.raises(errors.FormatError, match="damaged"):
+        Neighbours.unpacked({**packed, part: np.append(packed[part], packed[part])}, neighbours.texts)
+    with pytest.raises(errors.FormatError, match="damaged"):
+        Neighbours.unpacked({n: a for n, a in packed.items() if n != part}, neighbours.texts)

@@ -15,7 +15,14 @@ def fitted(rows=400, columns=6, seed=0, **settings):
     x[rng.random(x.shape) < 0.1] = np.nan
     y = np.nan_to_num(x[:, 0]) * np.nan_to_num(x[:, 1]) + np.isnan(x[:, 2])
     model = HistGradientBoostingRegressor(early_stopping=False, random_state=seed, max_iter=20, **settings)
-    return model.fit(x, y), x
+    return rounded(model.fit(x, y)), x
+
+
+def rounded(model):
+    """Gives the leaves of a model the two bytes that they are exported with."""
+    for (tree,) in model._predictors:
+        tree.nodes["value"] = tree.nodes["value"].astype(np.float16)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +110,35 @@ def test_damaged_arrays_are_refused(forest, name, change):
         damaged = dataclasses.replace(forest, **{name: change(getattr(forest, name))})
     with pytest.raises(errors.FormatError, match="damaged"):
         damaged.check(6)
+
+
+def test_packed_arrays_give_the_same_forest(forest):
+    again = trees.Forest.unpacked(forest.packed())
+    for field in dataclasses.fields(forest):
+        np.testing.assert_array_equal(getattr(again, field.name), getattr(forest, field.name))
+    assert sum(a.nbytes for a in forest.packed().values()) < 5 * len(forest.feature)
+
+
+def test_packing_takes_wider_integers_where_narrow_ones_do_not_do(forest):
+    wide = dataclasses.replace(forest, feature=np.where(forest.feature > 0, np.int16(300), forest.feature))
+    np.testing.assert_array_equal(trees.Forest.unpacked(wide.packed()).feature, wide.feature)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("inner", lambda a: a[:-1]),
+        ("inner", lambda a: ~a),
+        ("feature", lambda a: a[:-1]),
+        ("feature", lambda a: a.astype(np.float32)),
+        ("right", lambda a: np.full(a.shape, 40_000, np.uint16)),
+        ("missing_left", lambda a: a[:-1]),
+        ("threshold", lambda a: a[:-1]),
+        ("leaves", lambda a: a.astype(np.float64)),
+        ("leaves", lambda a: np.append(a, a)),
+    ],
+)
+def test_damaged_packed_arrays_are_refused(forest, name, change):
+    packed = forest.packed()
+    with pytest.raises(errors.FormatError, match="damaged"):
+        trees.Forest.unpacked({**packed, name: change(packed[name])})

@@ -16,7 +16,7 @@ import jax
 from tokamax._src import capture, devices, dispatch, errors, explanation, options, profiles, registry
 from tokamax._src.aot import check as aot_check
 from tokamax._src.aot import tune as aot_tune
-from tokamax._src.autotuning import guide, session, store
+from tokamax._src.autotuning import guide, processes, session, store
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config
@@ -173,7 +173,7 @@ def autotune(
     seed: int = 0,
     keep: bool = True,
     resume: bool = True,
-    isolation: str = "none",
+    isolation: str = "auto",
     device_kind: str | None = None,
     **kwargs: Any,
 ) -> AutotuningResult:
@@ -196,7 +196,7 @@ def autotune(
         way; it ends early when another measurement promises less than noise.
       budget: how many configs a search by model may measure per op, on average: of many shapes of one op, the first
         few are measured whole to teach the others. None for about a quarter of 30 and a tenth of 300.
-      timeout: limit in seconds for compiling, and for each run, of one config.
+      timeout: limit in seconds for tracing, for compiling and for checking one config, and for each of its runs.
       total_timeout: limit in seconds for the whole call, which then returns what was measured; None for no limit.
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
@@ -207,9 +207,11 @@ def autotune(
         shares; None for what the op says, else for what suits the dtype.
       seed: seed of the inputs made for abstract arguments.
       keep: whether to add the entries to the private cache's data, from which models are trained.
-      resume: whether to go on with what an interrupted call with the same options noted.
+      resume: whether to go on with what an interrupted call noted. What says how to measure (`timer`, `check`, `search`
+        and so on) must be the same, and not for how long (`timeout`, `rounds`).
       isolation: `none` compiles and runs configs in this process, where a config that crashes ends it and one that
-        hangs keeps a thread; `process` in another one, which is killed where a limit is exceeded, and replaced.
+        hangs keeps a thread; `process` in another one, which is killed where a limit is exceeded, and replaced;
+        `auto` is `process` on a GPU, for ops that another process can find, else `none`.
       device_kind: a kind of TPU, as JAX names it (`TPU v6 lite`) or shortly (`v6e`), that need not be here: nothing is
         measured then. Configs are compiled for it (extra `aot-tpu`), the best by the op's estimate first, until
         `budget` of them (by default one) are taken; the entries are marked as estimated, and dispatch uses them on that
@@ -270,13 +272,22 @@ def autotune(
     if all_implementations:
         targets = [ba for target in targets for ba in implementations(target)]
     todo = list(dict.fromkeys(targets))
-    with _deadline(total_timeout) as stop:
+    with _deadline(total_timeout) as stop, _memory_given_back():
         entries = _tune_all(
             todo, settings, ignore_cache=ignore_cache, progress_bar=progress_bar, keep=keep, resume=resume, stop=stop
         )
         if stop.is_set():
             warn(f"total_timeout of {total_timeout:g} s is over: {len(entries)} of {len(todo)} ops are in the result")
     return AutotuningResult(tuple(entries))
+
+
+@contextlib.contextmanager
+def _memory_given_back() -> Iterator[None]:
+    """Ends worker processes at the end that hold memory of an accelerator; others wait for another tuning."""
+    try:
+        yield
+    finally:
+        processes.Process.end_idle(but="cpu")
 
 
 @contextlib.contextmanager
@@ -327,11 +338,10 @@ def _tune_all(
             except KeyboardInterrupt:
                 break
             entries[i] = entry
-            if keep and entry.outcomes:
-                _keep(entry)
+            kept = _keep(entry) if keep and entry.outcomes else True
             if interrupted:
                 break
-            if journal is not None:
+            if journal is not None and kept and entry.error is None:
                 journal.discard()
     return [entries[i] for i in sorted(entries)]
 
@@ -494,14 +504,20 @@ def _unless_it_raises(look: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _keep(entry: Entry) -> None:
-    """Adds an entry to the private data; what a file cannot carry stays in the result alone."""
+def _keep(entry: Entry) -> bool:
+    """Adds an entry to the private data; what a file cannot carry stays in the result alone.
+
+    Returns:
+      False if it could not be written: its journal then keeps what was measured.
+    """
     try:
         store.private().keep([entry])
     except errors.SerializationError:
         pass
     except errors.StorageError as error:
         warn(f"measurements are not kept: {error}")
+        return False
+    return True
 
 
 class _Progress:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import errors, numerics, shapes, timing
+from tokamax._src import errors, numerics, serialization, shapes, timing
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.inputs import example_inputs
 
@@ -63,12 +63,14 @@ class Compiled:
       compile_ms: time of compiling.
       lowering_ms: time of tracing and lowering.
       peak_memory_bytes: see `BenchmarkData`.
+      program: a digest of the lowered program; equal for configs that run the same. None if it is not known.
     """
 
     run: Callable[[], Any]
     compile_ms: float
     lowering_ms: float
     peak_memory_bytes: int | None
+    program: str | None = None
 
     def measured(self, samples_ms: Sequence[float]) -> BenchmarkData:
         """Returns the measurement that samples of this function make."""
@@ -84,19 +86,32 @@ def _peak_memory_bytes(compiled: Any) -> int | None:
         return None
 
 
-def compile_function(f: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Compiled:
-    """Lowers and compiles a function of one list of arrays, and binds it to that list."""
-    arrays = list(arrays)
+def compile_function(
+    f: Callable[[Sequence[Any]], Any], arrays: Sequence[Any], begins: Callable[[str], None] = lambda phase: None
+) -> Compiled:
+    """Lowers and compiles a function of one list of arrays, and binds it to that list.
+
+    Args:
+      f: the function.
+      arrays: its arrays; of a list, what it holds at the time of a run.
+      begins: told when the phases `trace` and `compile` begin.
+    """
+    arrays = arrays if isinstance(arrays, list) else list(arrays)
+    begins("trace")
     start = time.perf_counter()
     lowered = jax.jit(f).lower(arrays)
-    middle = time.perf_counter()
+    lowered_at = time.perf_counter()
+    program = serialization.digest(lowered.as_text())
+    begins("compile")
+    compiling = time.perf_counter()
     compiled = lowered.compile()
     end = time.perf_counter()
     return Compiled(
         run=lambda: jax.block_until_ready(compiled(arrays)),
-        compile_ms=round(1e3 * (end - middle), 3),
-        lowering_ms=round(1e3 * (middle - start), 3),
+        compile_ms=round(1e3 * (end - compiling), 3),
+        lowering_ms=round(1e3 * (lowered_at - start), 3),
         peak_memory_bytes=_peak_memory_bytes(compiled),
+        program=program,
     )
 
 

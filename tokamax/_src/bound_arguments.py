@@ -34,6 +34,7 @@ class ConfigChoice:
       expected_slowdown: predicted time over the best time of this shape; 1.0 for measured winners, None if unknown.
       spread: how much the members of the model differ about log(expected_slowdown); None where no model chose.
       nearest: the nearest shape that a model was trained on, in words; None where no model was asked.
+      environment: what is recorded of how and when the config was measured; None where it was not.
     """
 
     config: Any
@@ -42,6 +43,7 @@ class ConfigChoice:
     expected_slowdown: float | None = None
     spread: float | None = None
     nearest: str | None = None
+    environment: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 class Runtime(Protocol):
@@ -91,16 +93,18 @@ def get_runtime() -> Runtime:
 def config_order(config: Any) -> tuple[Any, ...]:
     """Sort key of configs: field by field, None first, numbers by value, the rest by its text."""
 
-    def rank(value: Any) -> tuple[int, Any, str]:
-        if value is None:
-            return 0, 0, ""
-        if isinstance(value, (bool, int, float)) and value == value:
-            return 1, value, ""
-        return 2, 0, serialization.dumps(serialization.encode(value, local=True))
-
     if dataclasses.is_dataclass(config):
-        return tuple(rank(getattr(config, f.name)) for f in dataclasses.fields(config))
-    return (rank(config),)
+        return tuple([_rank(getattr(config, f.name)) for f in dataclasses.fields(config)])
+    return (_rank(config),)
+
+
+def _rank(value: Any) -> tuple[int, Any, str]:
+    # Most fields are plain integers, and a space may hold thousands of configs.
+    if type(value) is int or (isinstance(value, (bool, int, float)) and value == value):
+        return 1, value, ""
+    if value is None:
+        return 0, 0, ""
+    return 2, 0, serialization.dumps(serialization.encode(value, local=True))
 
 
 def is_leaf(value: Any) -> bool:

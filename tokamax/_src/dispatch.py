@@ -28,6 +28,9 @@ _memo: dict[Any, ConfigChoice] = {}
 _logged: set[tuple[str, str]] = set()
 _failed: set[tuple[str, str, Any]] = set()
 """(device kind, key, config) of choices that could not be traced: not tried again in this process."""
+_warned: set[tuple[Any, ...]] = set()
+"""What was warned of in this process, so that it is not again."""
+_epochs = threading.Lock()
 session_store = store_lib.MemoryStore()
 """Winners of the tunings that dispatch itself asked for."""
 
@@ -37,6 +40,12 @@ HOW_TO_TUNE = "tokamax.autotune(f, *args)"
 def warn(text: str) -> None:
     """Warns the caller of the library."""
     warnings.warn(text, stacklevel=2)
+
+
+def _warn_once(what: tuple[Any, ...], text: str) -> None:
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(text, stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +114,17 @@ def _unlikeness(kind: str, other: str) -> int:
 def _decoded(ba: BoundArguments, place: Place) -> Any:
     """Returns the config of what was found, or None with a warning if it does not fit this op or these arguments."""
     winner: Winner | Estimated = place.found
+    kind = devices.device_kind()
     try:
         config = serialization.build_dataclass(ba.op.config_cls, dict(winner.config))
-        if (devices.device_kind(), ba.key, config) in _failed:
+        if (kind, ba.key, config) in _failed:
             return None
         if ba.op._is_feasible(ba, config):
             return config
-        reason = "it is not feasible for these arguments"
+        reason = f"{describe_config(config)} is not feasible for these arguments"
     except Exception as error:
-        reason = str(error)
-    warn(f"{place.name}: the config of {ba!r} is not used: {reason}")
+        reason = f"{type(error).__name__}: {error}"
+    _warn_once(("winner", place.name, kind, ba.key), f"{place.name}: the config of {ba!r} is not used: {reason}")
     return None
 
 
@@ -130,7 +140,7 @@ def _exact(ba: BoundArguments, kind: str) -> tuple[ConfigChoice | None, str]:
         if (stale is not None and not fresh) or (config := _decoded(ba, place)) is None:
             continue
         detail = place.name + (f", measured with {'; '.join(changed)}" if changed else "")
-        choice = ConfigChoice(config, "exact", detail, 1.0)
+        choice = ConfigChoice(config, "exact", detail, 1.0, environment=place.found.environment)
         if fresh:
             return choice, ""
         stale = choice
@@ -149,21 +159,38 @@ def measured_ms(ba: BoundArguments) -> float | None:
     return None
 
 
+def unlisted(ba: BoundArguments) -> str | None:
+    """Returns why the space of bound arguments cannot be listed, with one warning per op; None if it can be."""
+    try:
+        _ = ba.autotuning_configs
+    except Exception as error:
+        name, reason = ba.op.registered_name(), f"{type(error).__name__}: {error}"
+        _warn_once(
+            ("space", name),
+            f"the configs of {name} cannot be listed for {ba!r}: {reason}; no cost model chooses among them",
+        )
+        return f"its configs cannot be listed: {reason}"
+    return None
+
+
 def predictions(ba: BoundArguments) -> Iterator[tuple[str, Prediction]]:
     """Yields what each cost model says about the space of bound arguments on this device, the preferred model first.
 
     Indices refer to `ba.autotuning_configs`.
     """
-    kind, configs = devices.device_kind(), ba.autotuning_configs
-    if len(configs) < 2:
+    if unlisted(ba) is not None or len(ba.autotuning_configs) < 2:
         return
+    kind, op, configs = devices.device_kind(), ba.op.registered_name(), ba.autotuning_configs
     extra = features.of_op(ba, configs)
-    for place in models(kind, ba.op.registered_name()):
+    for place in models(kind, op):
         model: CostModel = place.found
-        yield (
-            place.name,
-            model.choose(ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra),
-        )
+        try:
+            found = model.choose(ba.abstract, configs, devices.facts(kind), default=ba.default_config, extra=extra)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            _warn_once(("model", place.name, kind, op), f"{place.name}: not used for {ba!r}, since it raises {reason}")
+        else:
+            yield place.name, found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +208,8 @@ def _predicted(ba: BoundArguments) -> ConfigChoice | _Abstained:
     """
     if options.cost_model.value == "off":
         return _Abstained("cost models are off")
+    if (reason := unlisted(ba)) is not None:
+        return _Abstained(reason)
     abstained, fallback = None, None
     for name, prediction in predictions(ba):
         if prediction.abstain is None:
@@ -198,14 +227,21 @@ def _predicted(ba: BoundArguments) -> ConfigChoice | _Abstained:
 def _tuned(ba: BoundArguments) -> ConfigChoice | None:
     """Tunes now, in a thread of its own: the caller may be in the middle of a JAX trace."""
     results: list[AutotuningResult] = []
-    thread = threading.Thread(target=lambda: results.append(bound_arguments.get_runtime().autotune(ba)))
+
+    def tune() -> None:
+        try:
+            results.append(bound_arguments.get_runtime().autotune(ba))
+        except Exception as error:
+            warn(f"{ba!r} could not be tuned at its call: {type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=tune)
     thread.start()
     thread.join()
     entry = results[0].entries[0] if results and results[0].entries else None
     if entry is None or entry.best is None:
         return None
     session_store.put([entry])
-    return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0)
+    return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0, environment=entry.environment)
 
 
 def _estimated_before(ba: BoundArguments, kind: str) -> ConfigChoice | None:
@@ -332,5 +368,7 @@ def forget() -> None:
     """Drops remembered choices after the caches changed, and makes JAX trace again what was traced with them."""
     _memo.clear()
     _failed.clear()
+    _warned.clear()
     store_lib.private().reload()
-    options.cache_epoch.set_global(options.cache_epoch.get_global() + 1)
+    with _epochs:
+        options.cache_epoch.set_global(options.cache_epoch.get_global() + 1)

@@ -46,6 +46,7 @@ class Explanation(Report):
         if isinstance(choice, ConfigChoice):
             item |= {"config": describe_config(choice.config), "source": choice.source, "detail": choice.detail}
             item |= {"expected_slowdown": choice.expected_slowdown, "spread": choice.spread, "nearest": choice.nearest}
+            item |= {"environment": None if choice.environment is None else dict(choice.environment)}
         else:
             item |= {"source": "error", "error": str(choice)}
         return item | {"to_make_exact": None if _is_settled(ba, choice) else self._how_to_measure(ba)}
@@ -76,7 +77,7 @@ class Explanation(Report):
         for ba, choice in self.rows:
             shares = [_share(ba.usage.time_ms / whole) if ba.usage else "-"] if whole else []
             if isinstance(choice, ConfigChoice):
-                config, loss, detail = describe_config(choice.config), _loss(choice), choice.detail
+                config, loss, detail = describe_config(choice.config), _loss(choice), choice.detail + _when(choice)
             else:
                 config, loss, detail = "-", "-", str(choice)
             rows.append((ba.op.registered_name(), ba.shown_arguments, config, _source(choice), loss, *shares, detail))
@@ -111,6 +112,13 @@ def _loss(choice: ConfigChoice) -> str:
     return f"{100 * (choice.expected_slowdown - 1):.1f}{spread} %"
 
 
+def _when(choice: ConfigChoice) -> str:
+    """Returns when and by which timer a config was measured, as far as that is recorded, in words."""
+    about = choice.environment or {}
+    time, timer = str(about.get("time", ""))[:10], about.get("timer")
+    return (f", on {time}" if time else "") + (f", by {timer}" if timer else "")
+
+
 def _share(value: float) -> str:
     return f"{100 * value:.0f} %"
 
@@ -121,6 +129,6 @@ def explain(targets: Iterable[BoundArguments]) -> Explanation:
     for ba in targets:
         try:
             rows.append((ba, ba.choose_config()))
-        except errors.CacheMissError as error:
+        except errors.TokamaxError as error:
             rows.append((ba, error))
     return Explanation(tuple(rows), devices.device_kind())

@@ -2,14 +2,66 @@
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tokamax._src import numerics, shapes
 from tokamax._src.bound_arguments import BoundArguments, is_leaf
+
+
+class Inputs:
+    """The arrays of a call, which are made anew when a kernel has written into them.
+
+    Args:
+      make: makes them, the same every time.
+
+    Attributes:
+      arrays: the list of them; what was written into is replaced there.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[Any]]):
+        self._make = make
+        self.arrays = list(make())
+        self._watched = [i for i, x in enumerate(self.arrays) if _can_be_summed(x)]
+        self._before = self._sums()
+
+    def _sums(self) -> list[int]:
+        return [int(x) for x in _sums_of([self.arrays[i] for i in self._watched])]
+
+    def restored(self) -> bool:
+        """Makes the arrays anew if they are not what they were; returns whether that was so."""
+        if self._sums() == self._before:
+            return False
+        self.arrays[:] = self._make()
+        return True
+
+
+def _sum_of(array: Any) -> Any:
+    """Returns a sum over the bits of an array, weighted by place, modulo 2**32."""
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.stack([array.real, array.imag])
+    wide = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    words = jax.lax.bitcast_convert_type(array, wide).ravel().astype(jnp.uint32)
+    return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+
+
+@jax.jit
+def _sums_of(arrays: Sequence[Any]) -> list[Any]:
+    return [_sum_of(x) for x in arrays]
+
+
+def _can_be_summed(array: Any) -> bool:
+    try:
+        jax.eval_shape(_sum_of, array)
+    except Exception:  # A random key, or a type of less than a byte: not watched.
+        return False
+    return True
 
 
 def example_inputs(ba: BoundArguments, *, seed: int = 0) -> list[jax.Array]:

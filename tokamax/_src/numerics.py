@@ -121,6 +121,24 @@ def compare(actual: Any, reference: Any, *, tolerance: float | Mapping[str, floa
     return None
 
 
+def identical(actual: Any, reference: Any) -> bool:
+    """Whether two outputs are equal bit by bit, which is cheaper to find out than how far they are apart."""
+    leaves, treedef = jax.tree.flatten(actual)
+    expected, expected_treedef = jax.tree.flatten(reference)
+    return treedef == expected_treedef and all(map(_identical_arrays, leaves, expected))
+
+
+def _identical_arrays(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if not isinstance(a, jax.Array) or not isinstance(b, jax.Array) or (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    if jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended):
+        return False
+    bits, other_bits = (np.asarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return np.array_equal(bits, other_bits)
+
+
 def _compare_arrays(actual: Any, reference: Any, tolerance: float | Mapping[str, float] | None) -> str | None:
     if (actual.shape, actual.dtype) != (reference.shape, reference.dtype):
         return f"must be {shapes.spec_of(reference)}, got {shapes.spec_of(actual)}"

@@ -13,6 +13,7 @@ import functools
 import inspect
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
@@ -263,22 +264,48 @@ class Op(Generic[_P, _T, _R, _C, _K]):
         return tuple(config for config in configs if self._is_feasible(ba, config))
 
     def default_config(self, ba: BoundArguments) -> Any:
-        """Returns the hand-written config, else the first of the space.
+        """Returns the hand-written config, else the first of the space, also where the hand-written rule raises.
 
         Raises:
           UnsupportedError: if there is neither.
+          Exception: what the rule raises, if the space has nothing to put in its place.
         """
-        config = self._get_heuristics_config(ba)
+        try:
+            config = self._get_heuristics_config(ba)
+        except Exception as error:
+            return self._in_place_of_heuristics(ba, error)
         if config is not None:
             return config
         if self.config_cls is NullConfig:
             return NullConfig()
-        if ba.autotuning_configs:
-            return ba.autotuning_configs[0]
-        raise errors.UnsupportedError(
-            f"{self.registered_name()} must have a config for {ba!r}; its space is empty and it has no "
-            "_get_heuristics_config"
+        try:
+            configs = ba.autotuning_configs
+        except Exception as error:
+            raise self._without_config(ba, f"its space raises {type(error).__name__}: {error}") from error
+        if not configs:
+            raise self._without_config(ba, "its space is empty")
+        return configs[0]
+
+    def _without_config(self, ba: BoundArguments, reason: str) -> errors.UnsupportedError:
+        name = self.registered_name()
+        return errors.UnsupportedError(
+            f"{name} must have a config for {ba!r}; {reason} and it has no _get_heuristics_config"
         )
+
+    def _in_place_of_heuristics(self, ba: BoundArguments, error: Exception) -> Any:
+        """Returns the first config of the space; a program runs on, and the op's author is told."""
+        try:
+            configs = ba.autotuning_configs
+        except Exception:
+            configs = ()
+        if not configs:
+            raise error
+        warnings.warn(
+            f"_get_heuristics_config of {self.registered_name()} raised {type(error).__name__}: {error}; the first "
+            "config of its space is the default",
+            stacklevel=2,
+        )
+        return configs[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -65,7 +65,9 @@ def suggest(among: Sequence[BoundArguments], count: int, *, weights: Sequence[fl
     for ba, weight in zip(among, weights, strict=True):
         op = ba.op.registered_name()
         measured = any(place.winner(kind, op, ba.key) for place in (store.private(), store.library()))
-        if measured or ba.op.config_cls is NullConfig or len(ba.autotuning_configs) < 2 or ba in found:
+        if measured or ba.op.config_cls is NullConfig or ba in found:
+            continue
+        if dispatch.unlisted(ba) is not None or len(ba.autotuning_configs) < 2:
             continue
         need, reason = _need(ba)
         found[ba] = need * weight, reason

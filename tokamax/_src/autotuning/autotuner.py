@@ -7,50 +7,25 @@ by batch: each batch is compiled, run and sampled once before the next is propos
 
 Whatever is found is told to a journal at once. A tuning that is given what an earlier one noted there goes on from it:
 a config is compiled again only if it needs more samples.
-
-A limit is held by running a step in a daemon thread and going on without it: Python cannot stop a thread, so a step
-that hangs keeps its thread, and possibly a core, until the process ends.
 """
 
 import dataclasses
 import functools
 import math
-import queue
 import statistics
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tokamax._src import devices, timing
 from tokamax._src.autotuning import search
+from tokamax._src.autotuning.gate import Limited
+from tokamax._src.autotuning.limits import Build, Runner, build_all
 from tokamax._src.autotuning.outcome import Failure, Outcome
-from tokamax._src.benchmarking import BenchmarkData, Compiled
+from tokamax._src.autotuning.state import Event, Journal, NoJournal, Session
 
-_POLL_S = 0.2
 _ROUND_BUDGET_MS = 2_000.0
 """Time that the rounds of one config may take: slower configs get fewer rounds, at least two."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """One config compiled or finished.
-
-    Attributes:
-      config: the config.
-      outcome: how it ended; None if it was only compiled.
-      compiled: how many configs are through compiling.
-      done: how many configs are finished.
-      total: how many there are.
-      best_ms: the least median so far, None if nothing ran.
-    """
-
-    config: Any
-    outcome: Outcome | None
-    compiled: int
-    done: int
-    total: int
-    best_ms: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,294 +35,44 @@ class TuningRun:
     Attributes:
       outcomes: config -> outcome; configs that an interruption left out are absent.
       interrupted: whether Ctrl-C or the stop event ended it early.
+      same_programs: groups of configs that lowered to one program, as far as they were compiled now.
     """
 
     outcomes: dict[Any, Outcome]
     interrupted: bool
-
-
-class Journal(Protocol):
-    """Where a tuning notes what it finds, as it goes, and reads what an earlier one noted."""
-
-    @property
-    def samples(self) -> Mapping[Any, BenchmarkData]:
-        """Configs that were measured before."""
-        ...
-
-    @property
-    def failures(self) -> Mapping[Any, Failure]:
-        """Configs that failed before."""
-        ...
-
-    def runs(self, config: Any) -> None:
-        """Notes that a config is about to run for the first time in this process."""
-        ...
-
-    def compiled(self, config: Any, compiled: Compiled) -> None:
-        """Notes that a config ran for the first time, and its compile time and memory."""
-        ...
-
-    def sampled(self, config: Any, sample_ms: float) -> None:
-        """Notes one sample."""
-        ...
-
-    def sampled_again(self, config: Any, sample_ms: float) -> None:
-        """Notes what counts in place of the last sample."""
-        ...
-
-    def failed(self, config: Any, failure: Failure) -> None:
-        """Notes a failure."""
-        ...
+    same_programs: tuple[tuple[Any, ...], ...] = ()
 
 
 class Gate(Protocol):
-    """Judges outputs. Its steps run through `limited`, which holds them to the limit of a run."""
+    """Judges outputs. Its steps run through `limited`, which holds them to the limit of their phase."""
 
-    def prepare(self, limited: Callable[[Callable[[], Any]], Any]) -> None:
+    def begin(self) -> None:
+        """Called once, before the first configs compile: what takes time may go on beside that."""
+        ...
+
+    def prepare(self, limited: Limited) -> None:
         """Makes what outputs are compared with; called once, before any config runs."""
         ...
 
-    def try_out(self, config: Any, run: Callable[[], Any], limited: Callable[[Callable[[], Any]], Any]) -> str | None:
+    def try_out(self, config: Any, run: Callable[[], Any], limited: Limited) -> str | None:
         """Runs a config for the first time and returns what is wrong with its output, None if nothing is."""
         ...
 
-
-class _NoJournal:
-    """Notes nothing."""
-
-    samples: Mapping[Any, BenchmarkData] = {}
-    failures: Mapping[Any, Failure] = {}
-
-    def runs(self, config: Any) -> None:
-        pass
-
-    def compiled(self, config: Any, compiled: Compiled) -> None:
-        pass
-
-    def sampled(self, config: Any, sample_ms: float) -> None:
-        pass
-
-    def sampled_again(self, config: Any, sample_ms: float) -> None:
-        pass
-
-    def failed(self, config: Any, failure: Failure) -> None:
-        pass
+    def measured(self, config: Any, run: Callable[[], Any], measure: Callable[..., Sequence[float]]) -> list[float]:
+        """Returns what `measure(run)` does; raises `ConfigFailed` if an output on the way is wrong."""
+        ...
 
 
-class _Runner:
-    """Runs steps one at a time in a thread that is given up when a step exceeds its limit, or at a stop."""
-
-    def __init__(self, timeout_s: float, check_stop: Callable[[], None]):
-        self.timeout_s = timeout_s
-        self._check_stop = check_stop
-        self._start()
-
-    def _start(self) -> None:
-        self._steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(self._steps,), daemon=True, name="tokamax-run").start()
-
-    def call(self, step: Callable[[], Any]) -> Any:
-        """Returns the step's result.
-
-        Raises:
-          TimeoutError: if it exceeds the limit.
-        """
-        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._steps.put((step, done))
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            try:
-                ok, value = done.get(timeout=max(0.0, min(_POLL_S, deadline - time.monotonic())))
-                break
-            except queue.Empty:
-                self._check_stop()
-                if time.monotonic() >= deadline:
-                    self._start()
-                    raise TimeoutError from None
-        if ok:
-            return value
-        raise value
-
-    def close(self) -> None:
-        """Ends the thread once its present step is over."""
-        self._steps.put(None)
-
-
-def _serve(steps: "queue.SimpleQueue[Any]") -> None:
-    while (item := steps.get()) is not None:
-        step, done = item
-        try:
-            done.put((True, step()))
-        except BaseException as error:
-            done.put((False, error))
-
-
-class _Session:
-    """The state of one tuning: what is compiled, sampled and finished so far, and who is told of it."""
-
-    def __init__(
-        self,
-        order: Sequence[Any],
-        total: int,
-        on_event: Callable[[Event], None] | None,
-        stop: threading.Event | None,
-        journal: Journal,
-    ):
-        self.outcomes: dict[Any, Outcome] = {c: journal.failures[c] for c in order if c in journal.failures}
-        self.compiled: dict[Any, Compiled] = {}
-        self.samples: dict[Any, list[float]] = {}
-        self.confirmed: set[tuple[Any, int]] = set()
-        """Config and number of the samples that were taken again since they seemed too short."""
-        self.gate_is_ready = False
-        """Whether the gate is prepared and the default went through it, if it could."""
-        self._facts: dict[Any, Compiled | BenchmarkData] = {}
-        for config in order:
-            if config in journal.samples and config not in self.outcomes:
-                self._facts[config] = journal.samples[config]
-                self.samples[config] = list(journal.samples[config].samples_ms)
-        self._through_compiling = len(self.outcomes) + len(self.samples)
-        self._total, self._on_event, self._stop, self._journal = total, on_event, stop, journal
-
-    def check_stop(self) -> None:
-        """Turns the stop event into what Ctrl-C raises."""
-        if self._stop is not None and self._stop.is_set():
-            raise KeyboardInterrupt
-
-    def _tell(self, config: Any, outcome: Outcome | None) -> None:
-        if self._on_event is not None:
-            best_ms = min(map(statistics.median, self.samples.values()), default=None)
-            self._on_event(Event(config, outcome, self._through_compiling, len(self.outcomes), self._total, best_ms))
-
-    def add_compiled(self, config: Any, compiled: Compiled) -> None:
-        """Notes a compiled config."""
-        self.compiled[config] = compiled
-        self._through_compiling += config not in self._facts
-        self._facts[config] = compiled
-        self._tell(config, None)
-
-    def runs(self, config: Any) -> None:
-        """Notes that a compiled config is about to run for the first time."""
-        self._journal.runs(config)
-
-    def ran(self, config: Any) -> None:
-        """Notes that it did, with the right output."""
-        self._journal.compiled(config, self.compiled[config])
-
-    def sample(self, config: Any, sample_ms: float) -> None:
-        """Notes a sample."""
-        self._journal.sampled(config, sample_ms)
-        self.samples.setdefault(config, []).append(sample_ms)
-
-    def sample_again(self, config: Any, sample_ms: float) -> None:
-        """Notes a sample that confirms the last one or not: the longer of the two counts."""
-        self.confirmed.add((config, len(self.samples[config])))
-        if sample_ms > self.samples[config][-1]:
-            self._journal.sampled_again(config, sample_ms)
-            self.samples[config][-1] = sample_ms
-
-    def fail(self, config: Any, failure: Failure) -> None:
-        """Ends a config with a failure; samples it may have are kept with it, and count no more."""
-        if config in self.samples:
-            failure = dataclasses.replace(failure, measured_ms=tuple(self.samples[config]))
-        self._journal.failed(config, failure)
-        self._through_compiling += config not in self._facts
-        self.compiled.pop(config, None)
-        self.samples.pop(config, None)
-        self.outcomes[config] = failure
-        self._tell(config, failure)
-
-    def finish(self, config: Any) -> None:
-        """Ends a config with its samples and drops its executable."""
-        self.compiled.pop(config, None)
-        facts = self._facts[config]
-        outcome = BenchmarkData(
-            tuple(self.samples[config]), facts.compile_ms, facts.lowering_ms, facts.peak_memory_bytes
-        )
-        self.outcomes[config] = outcome
-        self._tell(config, outcome)
-
-    def open(self, configs: Sequence[Any]) -> list[Any]:
-        """Returns those of some configs that are not finished."""
-        return [c for c in configs if c not in self.outcomes]
-
-    def first_times(self) -> dict[Any, float]:
-        """Returns the time in ms by which each tried config is known so far; nan for failures."""
-        failed = {c: math.nan for c, o in self.outcomes.items() if isinstance(o, Failure)}
-        return failed | {c: statistics.median(s) for c, s in self.samples.items()}
-
-
-def _compile_all(
-    session: _Session, order: Sequence[Any], build: Callable[[Any], Compiled], workers: int, timeout_s: float
-) -> None:
-    """Compiles configs in parallel; one that exceeds the limit is given up and its worker replaced."""
-    todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for config in order:
-        todo.put(config)
-
-    def work() -> None:
-        while (config := _get_nowait(todo)) is not None:
-            done.put(("start", config, time.monotonic()))
-            try:
-                done.put(("done", config, build(config)))
-            except BaseException as error:
-                done.put(("error", config, error))
-
-    def start_worker() -> None:
-        threading.Thread(target=work, daemon=True, name="tokamax-compile").start()
-
-    for _ in range(min(workers, len(order))):
-        start_worker()
-    started: dict[Any, float] = {}
-    open_configs = set(order)
-    try:
-        while open_configs:
-            session.check_stop()
-            now = time.monotonic()
-            for config in [c for c, at in started.items() if c in open_configs and now - at > timeout_s]:
-                open_configs.discard(config)
-                session.fail(config, Failure("timeout", f"compiling took more than {timeout_s:g} s"))
-                start_worker()
-            try:
-                event, config, value = done.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
-            if event == "start":
-                started[config] = value
-            elif config in open_configs:
-                open_configs.discard(config)
-                if event == "done":
-                    session.add_compiled(config, value)
-                else:
-                    session.fail(config, Failure.of("compile", value))
-    finally:
-        while _get_nowait(todo) is not None:  # After an interruption, workers find nothing more to do.
-            pass
-
-
-def _get_nowait(todo: "queue.SimpleQueue[Any]") -> Any:
-    try:
-        return todo.get_nowait()
-    except queue.Empty:
-        return None
-
-
-def _run_step(session: _Session, runner: _Runner, config: Any, step: Callable[[], Any]) -> Any:
+def _run_step(session: Session, runner: Runner, config: Any, step: Callable[[], Any]) -> Any:
     """Runs a step of a config; returns None, with the failure recorded, if it raises or exceeds its limit."""
-    return _recorded(session, runner, config, functools.partial(runner.call, step))
+    return _recorded(session, config, functools.partial(runner.call, step))
 
 
-def _recorded(session: _Session, runner: _Runner, config: Any, steps: Callable[[], Any]) -> Any:
-    """Like `_run_step`, for what calls the runner itself."""
+def _recorded(session: Session, config: Any, steps: Callable[[], Any]) -> Any:
+    """Like `_run_step`, for what holds its own limits."""
     session.check_stop()
     try:
         return steps()
-    except TimeoutError as error:
-        limit = runner.timeout_s
-        own = bool(error.args)
-        session.fail(
-            config, Failure.of("run", error) if own else Failure("timeout", f"a run took more than {limit:g} s")
-        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -355,7 +80,7 @@ def _recorded(session: _Session, runner: _Runner, config: Any, steps: Callable[[
     return None
 
 
-def _warm_up(session: _Session, runner: _Runner, order: Sequence[Any], gate: Gate | None) -> None:
+def _warm_up(session: Session, runner: Runner, order: Sequence[Any], gate: Gate | None) -> None:
     """Runs every config for the first time; what the gate refuses has failed."""
     if gate is not None and not session.gate_is_ready and any(c in session.compiled for c in order):
         session.check_stop()
@@ -369,7 +94,7 @@ def _warm_up(session: _Session, runner: _Runner, order: Sequence[Any], gate: Gat
             found = _run_step(session, runner, config, lambda run=run: (run(), None))
         else:
             try_out = functools.partial(gate.try_out, config, run, runner.call)
-            found = _recorded(session, runner, config, lambda try_out=try_out: (None, try_out()))
+            found = _recorded(session, config, lambda try_out=try_out: (None, try_out()))
         if found is None:
             continue
         if found[1] is not None:
@@ -387,8 +112,8 @@ class _Measurer:
       sample: takes one sample of a compiled config.
     """
 
-    session: _Session
-    runner: _Runner
+    session: Session
+    runner: Runner
     prepare: Callable[[Sequence[Any]], None]
     sample: Callable[[Any], list[float]]
 
@@ -463,7 +188,7 @@ def tune(
     configs: Sequence[Any],
     *,
     default: Any,
-    build: Callable[[Any], Compiled],
+    build: Build,
     timer: timing.Timer = timing.wall_clock_min,
     bound_args: Any = None,
     gate: Gate | None = None,
@@ -473,6 +198,7 @@ def tune(
     propose: Callable[[Mapping[Any, float]], Sequence[Any]] | None = None,
     most: int | None = None,
     journal: Journal | None = None,
+    drop: Callable[[Any], None] = lambda config: None,
     on_event: Callable[[Event], None] | None = None,
     stop: threading.Event | None = None,
 ) -> TuningRun:
@@ -481,17 +207,18 @@ def tune(
     Args:
       configs: the candidates; the default is added if it is not among them.
       default: the default config.
-      build: compiles a config; called in threads.
+      build: compiles a config, see `limits.Build`; called in threads.
       timer: times a compiled config.
       bound_args: handed to the timer.
       gate: judges the outputs; None for no check. The default is the first that it sees.
       rounds: interleaved rounds, and again as many among the finalists.
       max_workers: how many configs compile at the same time; None for one per core.
-      timeout_s: limit for compiling one config, and for each of its runs.
+      timeout_s: limit for tracing, for compiling and for checking a config, and for each of its runs.
       propose: for a guided tuning: given the time in ms of each config tried so far (nan for a failure), returns the
         configs to try next, none to end the search.
       most: how many configs a guided tuning may try; for the progress alone.
       journal: where findings are noted, and read that an earlier tuning noted.
+      drop: called with a compiled config that is finished, whose executable is not needed any more.
       on_event: called once per finished config.
       stop: when set, the tuning ends with what was measured.
 
@@ -499,8 +226,8 @@ def tune(
       The outcomes. Ctrl-C ends the tuning and returns those so far.
     """
     order = [default, *(c for c in dict.fromkeys(configs) if c != default)]
-    session = _Session(order, most or len(order), on_event, stop, journal or _NoJournal())
-    runner = _Runner(timeout_s, session.check_stop)
+    session = Session(order, most or len(order), on_event, stop, journal or NoJournal(), drop)
+    runner = Runner(timeout_s, session.check_stop)
     workers = max_workers or devices.usable_cores()
 
     def prepare(todo: Sequence[Any]) -> None:
@@ -508,12 +235,16 @@ def tune(
         missing = gate is not None and not session.gate_is_ready and default not in todo
         first = [default] if missing and todo and session.open([default]) else []
         todo = [*first, *todo]
-        _compile_all(session, todo, build, workers, timeout_s)
+        if gate is not None and todo and not session.gate_has_begun:
+            session.gate_has_begun = True
+            gate.begin()
+        build_all(todo, build, workers, timeout_s, check_stop=session.check_stop, done=session.built)
         _warm_up(session, runner, todo, gate)
 
     def sample(config: Any) -> list[float]:
-        times = timer(session.compiled[config].run, bound_args=bound_args, config=config, rounds=1)
-        return [float(ms) for ms in times]
+        run = session.compiled[config].run
+        measure = functools.partial(timer, bound_args=bound_args, config=config, rounds=1)
+        return [float(ms) for ms in (measure(run) if gate is None else gate.measured(config, run, measure))]
 
     def all_at_once(tried: Mapping[Any, float]) -> Sequence[Any]:
         return [c for c in order if c not in tried]
@@ -527,4 +258,5 @@ def tune(
         runner.close()
     for config in session.open(list(session.samples)):
         session.finish(config)
-    return TuningRun({c: session.outcomes[c] for c in order if c in session.outcomes}, interrupted)
+    same = tuple(tuple(configs) for configs in session.programs.values() if len(configs) > 1)
+    return TuningRun({c: session.outcomes[c] for c in order if c in session.outcomes}, interrupted, same)

@@ -1,14 +1,17 @@
 """The journal of one tuning: every finding on disk at once, so that a killed process loses one measurement.
 
-One file of JSON lines per tuning. The first line names what is tuned and how; a file that names anything else is begun
-anew. Then come, in the order of events, `runs` (a config is about to run for the first time in this process), `ran` (it
-did; its compile time and memory), `sample`, `again` (what counts in place of the last sample) and `failed`. Lines reach
-the operating system at once, which a kill of the process does not undo, and the disk about once a second.
+One file of JSON lines per tuning, found by its name, see `store`. The first line says what is tuned and how, for
+readers; a file of another version is begun anew. Then come, in the order of events, `runs` (a config is about to run
+for the first time in this process), `ran` (it did; its compile time and memory), `sample`, `again` (what counts in
+place of the last sample) and `failed`. Lines reach the operating system at once, which a kill of the process does not
+undo, and the disk about once a second.
 
-A config during whose first run the process died is tried once more; if the process dies again, it has failed.
+A config during whose first run the process died is tried once more; if the process dies again, it has failed. One that
+exceeded a limit is tried once more under a larger one, and goes on from its samples.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import time
@@ -34,32 +37,46 @@ class Journal:
     Args:
       path: the file.
       config_cls: class of the configs.
-      about: what is tuned and how, JSON data; only an equal journal is gone on with.
+      about: what is tuned and how, JSON data.
       resume: whether to go on with what is there.
+      limit_s: the limit under which configs are measured now.
       lock: the lock of the file, held; the journal releases it.
     """
 
     def __init__(
-        self, path: pathlib.Path, config_cls: type, about: Mapping[str, Any], *, resume: bool, lock: filelock.FileLock
+        self,
+        path: pathlib.Path,
+        config_cls: type,
+        about: Mapping[str, Any],
+        *,
+        resume: bool,
+        limit_s: float,
+        lock: filelock.FileLock,
     ):
         self.path = path
         self.samples: dict[Any, BenchmarkData] = {}
         self.failures: dict[Any, Failure] = {}
-        self._config_cls, self._lock = config_cls, lock
+        self._config_cls, self._limit_s, self._lock = config_cls, limit_s, lock
         head = serialization.dumps({"schema": _SCHEMA, "version": _VERSION, "about": dict(about)})
         lines = _lines(path) if resume else []
-        known = lines[:1] == [head]
+        known = bool(lines) and not _is_of_another_version(lines[0])
         self._file: IO[str] | None = open(path, "a" if known else "w", encoding="utf-8")
         self._synced = 0.0
         # The last line may have been cut short; it must not swallow the next one.
         self._write("" if known else head)
-        for config, deaths in self._read(lines[1:] if known else []).items():
+        for config, deaths in self._read(lines if known else []).items():
             if deaths >= _DEATHS:
                 self.failed(config, Failure("run", f"the process died {deaths} times during its first run"))
 
     @classmethod
     def open(
-        cls, path: pathlib.Path, config_cls: type, about: Mapping[str, Any], *, resume: bool = True
+        cls,
+        path: pathlib.Path,
+        config_cls: type,
+        about: Mapping[str, Any],
+        *,
+        resume: bool = True,
+        limit_s: float = math.inf,
     ) -> "Journal | None":
         """Opens the journal of a tuning; None if another process is writing it, or if the folder cannot be written."""
         try:
@@ -69,7 +86,7 @@ class Journal:
         except (OSError, filelock.Timeout):
             return None
         try:
-            return cls(path, config_cls, about, resume=resume, lock=lock)
+            return cls(path, config_cls, about, resume=resume, limit_s=limit_s, lock=lock)
         except OSError:
             lock.release()
             return None
@@ -91,6 +108,7 @@ class Journal:
                     deaths[config] = deaths.get(config, 0) + 1
                 elif event == "ran":
                     deaths.pop(config, None)
+                    self.failures.pop(config, None)  # It was tried again, under a larger limit.
                     facts[config] = BenchmarkData((0.0,), float(rest[0]), float(rest[1]), rest[2])
                 elif event == "sample":
                     samples.setdefault(config, []).append(*BenchmarkData((rest[0],)).samples_ms)
@@ -98,8 +116,10 @@ class Journal:
                     samples[config][-1:] = BenchmarkData((rest[0],)).samples_ms
                 elif event == "failed":
                     deaths.pop(config, None)
-                    stage, reason, *measured = rest
-                    self.failures[config] = Failure(stage, reason, tuple(map(float, measured[0] if measured else ())))
+                    stage, reason, measured, limit_s = rest
+                    failure = Failure(stage, reason, tuple(map(float, measured)))
+                    if stage != "timeout" or limit_s is None or float(limit_s) >= self._limit_s:
+                        self.failures[config] = failure
             except (errors.TokamaxError, TypeError, ValueError, LookupError):
                 continue
         for config, taken in samples.items():
@@ -126,7 +146,8 @@ class Journal:
     def failed(self, config: Any, failure: Failure) -> None:
         """See `autotuner.Journal`."""
         self.failures[config] = failure
-        self._note("failed", config, failure.stage, failure.reason, list(failure.measured_ms))
+        limit_s = self._limit_s if math.isfinite(self._limit_s) else None
+        self._note("failed", config, failure.stage, failure.reason, list(failure.measured_ms), limit_s)
 
     def _note(self, event: str, config: Any, *rest: Any) -> None:
         self._write(serialization.dumps([event, serialization.encode_fields(config), *rest]))
@@ -155,6 +176,15 @@ class Journal:
         self.path.unlink(missing_ok=True)
         pathlib.Path(self._lock.lock_file).unlink(missing_ok=True)
         self.close()
+
+
+def _is_of_another_version(head: str) -> bool:
+    """Whether a first line says so; a damaged one costs that line."""
+    try:
+        data = serialization.loads(head)
+    except errors.FormatError:
+        return False
+    return isinstance(data, dict) and (data.get("schema"), data.get("version")) != (_SCHEMA, _VERSION)
 
 
 def _lines(path: pathlib.Path) -> list[str]:

@@ -11,6 +11,8 @@ from tokamax._src.benchmarking import BenchmarkData
 from tokamax._src.bound_arguments import config_order
 
 STAGES = ("config", "compile", "check", "run", "timeout")
+PHASES = {"trace": "tracing", "compile": "compiling", "check": "the check", "run": "a run"}
+"""What a limit holds for, each on its own, in words."""
 MIN_GAIN = 0.02
 
 
@@ -41,6 +43,19 @@ class Failure:
             return carried
         lines = str(error).strip().splitlines()
         return cls(stage, f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}")
+
+
+class ConfigFailed(Exception):
+    """Carries the failure of a config to where it is recorded."""
+
+    def __init__(self, failure: Failure):
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+def over_limit(phase: str, limit_s: float, remark: str = "") -> Failure:
+    """Returns the failure of a config that exceeded the limit of a phase."""
+    return Failure("timeout", f"{PHASES[phase]} took more than {limit_s:g} s{remark}")
 
 
 Outcome = BenchmarkData | Failure

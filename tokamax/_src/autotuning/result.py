@@ -170,7 +170,7 @@ class Winner:
       config: the config, as JSON data of its fields.
       median_ms: its median time.
       default_ms: the median time of the default in the same session, if that ran.
-      environment: toolchain and time of the session.
+      environment: versions, system, cores, timer and time of the session.
     """
 
     config: Mapping[str, Any]
@@ -184,7 +184,8 @@ class Winner:
         median = entry.median_ms(entry.best)
         if median is None:
             return None
-        kept = {name: entry.environment[name] for name in (*environment.STRICT, "time") if name in entry.environment}
+        names = (*environment.STRICT, "timer", "time")
+        kept = {name: entry.environment[name] for name in names if name in entry.environment}
         return cls(serialization.encode_fields(entry.best), median, entry.median_ms(entry.default), kept)
 
 

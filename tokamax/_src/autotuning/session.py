@@ -6,6 +6,7 @@ Brings the parts together: the op's space, seeded inputs, compiled candidates, t
 import contextlib
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,13 @@ import jax
 
 from tokamax._src import benchmarking, devices, environment, errors, numerics, timing
 from tokamax._src.autotuning import autotuner, gate, guide, isolation, outcome
-from tokamax._src.autotuning.result import Entry
+from tokamax._src.autotuning.result import Entry, describe_config
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel import dataset, features
-from tokamax._src.inputs import example_inputs
+from tokamax._src.inputs import Inputs, example_inputs
 
 SEARCHES = ("exhaustive", "model")
-ISOLATIONS = ("none", "process")
+ISOLATIONS = ("auto", "none", "process")
 _PATIENCE = 10
 """A worker process holds the limits itself; this many times longer, the autotuner waits for it."""
 
@@ -29,7 +30,7 @@ class Settings:
     """How to tune.
 
     Attributes:
-      timeout_s: limit for compiling, and for each run, of one config.
+      timeout_s: limit for tracing, compiling and checking one config, and for each of its runs.
       max_workers: configs compiled at the same time; None for one per core.
       rounds: interleaved rounds of measurement.
       timer: a timer or its name.
@@ -39,7 +40,8 @@ class Settings:
       search: `exhaustive` measures every config; `model` those that look best to a cost model and to what it measures
         on the way.
       budget: how many configs of an op a search by model may measure, on average; None for `guide.default_budget`.
-      isolation: `none` compiles and runs in this process; `process` in another one, which a config may crash or hang.
+      isolation: `none` compiles and runs in this process; `process` in another one, which a config may crash or hang;
+        `auto` in another one where `isolation.PLATFORMS` says so, if it finds there what it needs.
     """
 
     timeout_s: float = 60.0
@@ -51,7 +53,7 @@ class Settings:
     seed: int = 0
     search: str = "exhaustive"
     budget: int | None = None
-    isolation: str = "none"
+    isolation: str = "auto"
 
     def __post_init__(self) -> None:
         numerics.check_tolerance(self.tolerance)
@@ -67,12 +69,21 @@ class Settings:
     def how(self) -> dict[str, Any]:
         """Returns how is measured, as recorded with every entry."""
         searched = {} if self.search == "exhaustive" else {"search": self.search, "budget": self.budget}
-        isolated = {} if self.isolation == "none" else {"isolation": self.isolation}
+        place = isolation.wanted(self.isolation, devices.current().platform)
+        isolated = {} if place == "none" else {"isolation": place}
         timer = timing.timer_name(timing.get_timer(self.timer))
         unchecked = {} if self.check else {"check": False}
         tolerance = dict(self.tolerance) if isinstance(self.tolerance, Mapping) else self.tolerance
         checked = {} if tolerance is None or not self.check else {"tolerance": tolerance}
-        return {"timer": timer, "rounds": self.rounds, **searched, **isolated, **unchecked, **checked}
+        return {
+            "timer": timer,
+            "rounds": self.rounds,
+            "timeout": self.timeout_s,
+            **searched,
+            **isolated,
+            **unchecked,
+            **checked,
+        }
 
 
 def scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
@@ -94,21 +105,20 @@ def scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
 
 
 @contextlib.contextmanager
-def _in_this_process(
-    ba: BoundArguments, inputs: Sequence[Any], settings: Settings, timer: timing.Timer
-) -> Iterator[dict[str, Any]]:
+def _in_this_process(ba: BoundArguments, settings: Settings, timer: timing.Timer) -> Iterator[dict[str, Any]]:
     """Yields the options of `autotuner.tune` that say how configs are built, timed and checked."""
-    in_same_scope = scope_of_this_thread()
+    in_same_scope, made = scope_of_this_thread(), Inputs(lambda: example_inputs(ba, seed=settings.seed))
 
-    def build(config: Any) -> benchmarking.Compiled:
+    def build(config: Any, begins: Callable[[str], None]) -> benchmarking.Compiled:
         function, _ = ba.as_function(config)
         with in_same_scope():
-            return benchmarking.compile_function(function, inputs)
+            return benchmarking.compile_function(function, made.arrays, begins)
 
     judge = None
     if settings.check:
-        compare, reference = gate.comparison(ba, settings.tolerance), gate.reference_of(ba, inputs)
-        judge = gate.Gate(compare, ba.default_config, reference and _called(reference, in_same_scope))
+        compare, reference = gate.comparison(ba, settings.tolerance), gate.reference_of(ba, made.arrays)
+        reference = reference and _called(reference, in_same_scope)
+        judge = gate.Gate(compare, ba.default_config, reference, made, in_same_scope)
     yield {"build": build, "timer": timer, "gate": judge, "timeout_s": settings.timeout_s}
 
 
@@ -123,14 +133,12 @@ def _called(build: Callable[[], Any], scope: Callable[[], contextlib.ExitStack])
 
 
 @contextlib.contextmanager
-def _isolated(
-    ba: BoundArguments, inputs: Sequence[Any], settings: Settings, timer: timing.Timer
-) -> Iterator[dict[str, Any]]:
+def _isolated(ba: BoundArguments, settings: Settings, timer: timing.Timer) -> Iterator[dict[str, Any]]:
     """Like `_in_this_process`, for configs that run in a worker process."""
     gate.comparison(ba, settings.tolerance)  # An op whose tolerance makes no sense fails here, not in the process.
     worker = isolation.Worker(
         ba,
-        inputs,
+        example_inputs(ba, seed=settings.seed),
         check=settings.check,
         tolerance=settings.tolerance,
         timer=timer,
@@ -142,6 +150,7 @@ def _isolated(
             "build": worker.build,
             "timer": worker.timer,
             "gate": worker if settings.check else None,
+            "drop": worker.drop,
             "timeout_s": _PATIENCE * settings.timeout_s,
         }
     finally:
@@ -189,9 +198,7 @@ def tune(
                 about["extends"] = earlier.environment.get("time")
             if not ba.op.supported_on(devices.current()):
                 raise errors.UnsupportedError(f"{ba.op.registered_name()} does not run on {kind}")
-            inputs = example_inputs(ba, seed=settings.seed)
-            place = _isolated if settings.isolation == "process" else _in_this_process
-            ways = stack.enter_context(place(ba, inputs, settings, timer))
+            ways = _enter(stack, ba, settings, timer, about)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error) or 'no message'}"
             return Entry(ba, kind, {}, default, None, about, error=reason[:2000]), False
@@ -214,15 +221,55 @@ def tune(
             stop=stop,
         )
     best = outcome.fastest(run.outcomes, default)
-    if (judge := ways["gate"]) is not None and judge.note is not None:
-        about["checked"] = judge.note
-    if run.interrupted:
-        about["interrupted"] = True
+    _note(about, run, ways["gate"])
+    if about.get("isolation") == "process":
+        _warn_of_memory(ba, run)
     entry = Entry(ba, kind, run.outcomes, default, best, about)
     if teacher is not None:
         for problem in dataset.problems_from_entries([entry]):
             teacher.learn(problem)
     return entry, run.interrupted
+
+
+def _enter(
+    stack: contextlib.ExitStack, ba: BoundArguments, settings: Settings, timer: timing.Timer, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Enters the place where configs run; `auto` stays in this process if another cannot have what it needs."""
+    if isolation.wanted(settings.isolation, devices.current().platform) == "process":
+        try:
+            return stack.enter_context(_isolated(ba, settings, timer))
+        except errors.TokamaxError as error:
+            if settings.isolation != "auto":
+                raise
+            about["isolation"] = f"none: {error}"
+            warnings.warn(f"configs of {ba.op.registered_name()} run in this process: {error}", stacklevel=4)
+    return stack.enter_context(_in_this_process(ba, settings, timer))
+
+
+def _note(about: dict[str, Any], run: autotuner.TuningRun, judge: Any) -> None:
+    """Notes with an entry what a reader should know of how it was found."""
+    if judge is not None and judge.note is not None:
+        about["checked"] = judge.note
+    if run.interrupted:
+        about["interrupted"] = True
+    if run.same_programs:
+        first, other, *_ = run.same_programs[0]
+        others = sum(len(configs) - 1 for configs in run.same_programs)
+        about["same_program"] = (
+            f"{others} of {len(run.outcomes)} configs compile to the program of another one: "
+            f"{describe_config(other)} to that of {describe_config(first)}"
+        )
+
+
+def _warn_of_memory(ba: BoundArguments, run: autotuner.TuningRun) -> None:
+    """Warns of configs that may have failed only since this process holds the memory of the device."""
+    failed = sum(isinstance(o, outcome.Failure) and isolation.ran_out_of_memory(o) for o in run.outcomes.values())
+    if failed and isolation.memory_is_taken(devices.current().platform):
+        warnings.warn(
+            f"{failed} configs of {ba!r} ran out of memory in a worker process, which has only what this process left "
+            "when JAX started here; set XLA_PYTHON_CLIENT_PREALLOCATE=false before that, or use isolation='none'",
+            stacklevel=4,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

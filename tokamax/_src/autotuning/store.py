@@ -10,6 +10,7 @@ The private cache and the library cache have the same layout; the library cache 
 """
 
 import functools
+import math
 import os
 import pathlib
 import re
@@ -24,6 +25,7 @@ from tokamax._src import devices, environment, errors, files, resources, seriali
 from tokamax._src.autotuning import estimated
 from tokamax._src.autotuning.estimated import Estimated
 from tokamax._src.autotuning.journal import Journal
+from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.autotuning.result import Entry, Winner, parse_entries
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel.model import CostModel
@@ -32,6 +34,8 @@ _WINNERS_SCHEMA = "tokamax-winners"
 _WINNERS_VERSION = 1
 _CHECKED = {"check": True, "tolerance": None}
 """How outputs were judged, where an environment does not say it: entries of another way say other things."""
+_HOW_LONG = ("timeout", "rounds")
+"""What says how long to measure, and nothing of what is measured: no part of what identifies a journal."""
 
 
 class Store(Protocol):
@@ -114,7 +118,7 @@ class DirectoryStore:
         self._lock = threading.Lock()
         self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
         self._estimated: dict[tuple[str, str], dict[str, Estimated]] = {}
-        self._models: dict[tuple[str, str], CostModel | None] = {}
+        self._models: dict[tuple[str, str], tuple[CostModel | None]] = {}
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self.data)!r})"
@@ -145,26 +149,29 @@ class DirectoryStore:
     def winner(self, device_kind: str, op: str, key: str) -> Winner | None:
         """See `Store`."""
         place = device_kind, op
-        if place not in self._winners:
+        winners = self._winners.get(place)
+        if winners is None:
             with self._lock:
-                self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
-        return self._winners[place].get(key)
+                winners = self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
+        return winners.get(key)
 
     def estimated(self, device_kind: str, op: str, key: str) -> Estimated | None:
         """See `Store`."""
         place = device_kind, op
-        if place not in self._estimated:
+        found = self._estimated.get(place)
+        if found is None:
             with self._lock:
-                self._estimated[place] = estimated.read(self.estimated_path(device_kind, op), device_kind)
-        return self._estimated[place].get(key)
+                found = self._estimated[place] = estimated.read(self.estimated_path(device_kind, op), device_kind)
+        return found.get(key)
 
     def model(self, device_kind: str, op: str) -> CostModel | None:
         """See `Store`."""
         place = device_kind, op
-        if place not in self._models:
+        found = self._models.get(place)
+        if found is None:
             with self._lock:
-                self._models[place] = _read_model(self.model_path(device_kind, op))
-        return self._models[place]
+                found = self._models[place] = (_read_model(self.model_path(device_kind, op)),)
+        return found[0]
 
     def model_kinds(self, op: str) -> tuple[str, ...]:
         """See `Store`; kinds are given by their folder names."""
@@ -249,7 +256,7 @@ class DirectoryStore:
         usable = self._usable(ba, device_kind, how)
         for i, entry in enumerate(usable):
             searched = all(entry.environment.get(name) == how.get(name) for name in ("search", "budget"))
-            if set(ba.autotuning_configs) <= _covered(usable[i:]) or ("search" in how and searched):
+            if set(ba.autotuning_configs) <= _covered(usable[i:], how) or ("search" in how and searched):
                 return entry
         return None
 
@@ -271,7 +278,7 @@ class DirectoryStore:
         usable = [e for e in self._usable(ba, device_kind, how) if "search" not in e.environment]
         if not usable:
             return None
-        entry, covered = usable[0], _covered(usable)
+        entry, covered = usable[0], _covered(usable, how)
         if entry.best is not None and entry.best not in (ba.default_config, *ba.autotuning_configs):
             return None  # What is the best without it, no session has decided.
         return entry, [c for c in ba.autotuning_configs if c not in covered]
@@ -295,7 +302,8 @@ class DirectoryStore:
         Args:
           ba: the bound arguments to tune.
           device_kind: the device.
-          how: how they are measured, JSON data; a journal of another way is begun anew.
+          how: how they are measured, see `session.Settings.how`. Another way has another journal, but for limits and
+            rounds: what was measured under others counts, and what exceeded a smaller limit is tried again.
           resume: whether to go on with what an interrupted tuning noted.
         """
         try:
@@ -304,10 +312,11 @@ class DirectoryStore:
                 serialization.encode_fields(config)
         except Exception:  # A lambda, say, that no other process could find again, or a space that raises.
             return None
-        about = {"key": key, "toolchain": environment.toolchain(), **how}
+        way = {name: value for name, value in how.items() if name not in _HOW_LONG}
+        about = {"key": key, "toolchain": environment.toolchain(), **way}
         folder = self.data / devices.folder_name(device_kind) / "journal"
-        path = folder / f"{file_stem(ba.op.registered_name())}-{serialization.digest([key, dict(how)])[:16]}.jsonl"
-        return Journal.open(path, ba.op.config_cls, about, resume=resume)
+        path = folder / f"{file_stem(ba.op.registered_name())}-{serialization.digest(about)[:16]}.jsonl"
+        return Journal.open(path, ba.op.config_cls, about, resume=resume, limit_s=how.get("timeout", math.inf))
 
     def sweeps(self) -> Iterator[pathlib.Path]:
         """Yields the paths of all sweeps, in a fixed order."""
@@ -320,18 +329,26 @@ def file_stem(op: str) -> str:
     return safe if safe == op else f"{safe}-{serialization.digest(op)[:8]}"
 
 
-def _covered(entries: Sequence[Entry]) -> set[Any]:
+def _covered(entries: Sequence[Entry], how: Mapping[str, Any]) -> set[Any]:
     """Returns the configs among which the first of some entries decided: its own, and those of what it extends.
 
-    What it extends counts only if the winner of that ran again.
+    What it extends counts only if the winner of that ran again. A config that exceeded a smaller limit than the present
+    one does not count: it may keep within this one.
     """
-    last, covered = entries[0], set(entries[0].outcomes)
+    last, covered = entries[0], _tried(entries[0], how)
     for entry in entries[1:]:
         extended = last.environment.get("extends")
         is_it = extended is not None and extended == entry.environment.get("time")
         if is_it and (entry.best is None or last.median_ms(entry.best) is not None):
-            last, covered = entry, covered | set(entry.outcomes)
+            last, covered = entry, covered | _tried(entry, how)
     return covered
+
+
+def _tried(entry: Entry, how: Mapping[str, Any]) -> set[Any]:
+    """Returns the configs of an entry whose outcome would be no other under the present limit."""
+    was, now = entry.environment.get("timeout"), how.get("timeout")
+    longer = isinstance(was, (int, float)) and isinstance(now, (int, float)) and now > was
+    return {c for c, o in entry.outcomes.items() if not (longer and isinstance(o, Failure) and o.stage == "timeout")}
 
 
 def _by_place(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:
@@ -432,10 +449,10 @@ def read_winners(path: pathlib.Path, device_kind: str) -> dict[str, Winner]:
 
 
 def _read_model(path: pathlib.Path) -> CostModel | None:
-    if not path.exists():
-        return None
     try:
         return CostModel.load(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, errors.FormatError) as error:
         warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=3)
         return None

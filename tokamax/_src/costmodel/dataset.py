@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,12 +153,20 @@ def problems_from_entries(entries: Iterable[Any]) -> list[Problem]:
                 default=configs.index(entry.default) if entry.default in configs else None,
                 device_kind=entry.device_kind,
                 extra=features.of_op(ba, configs),
-                complete=set(ba.autotuning_configs) <= set(configs),
+                complete=_is_complete(ba, configs),
                 halves_ms=np.stack(halves),
                 tiles=ba.op.config_tiles,
             )
         )
     return problems
+
+
+def _is_complete(ba: Any, configs: Collection[Any]) -> bool:
+    """Whether all of a space is among some configs; not known of a space that raises."""
+    try:
+        return set(ba.autotuning_configs) <= set(configs)
+    except Exception:
+        return False
 
 
 def folds(groups: Sequence[str], count: int) -> np.ndarray:

@@ -9,6 +9,7 @@ What the training problems showed of each scalar is the domain; arguments outsid
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
 import warnings
@@ -298,13 +299,10 @@ class FeatureSpec:
 
     def known(self, configs: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Returns which configs have the training configs' fields and values in their range, `[configs]`."""
-        return np.array(
-            [
-                c.keys() == self.fields.keys() and all(f.knows(c[name]) for name, f in self.fields.items())
-                for c in configs
-            ],
-            dtype=bool,
-        )
+        # The values of a field are few, the configs may be thousands.
+        knows = functools.lru_cache(typed=True)(lambda name, value: self.fields[name].knows(value))
+        names = self.fields.keys()
+        return np.array([c.keys() == names and all([knows(n, c[n]) for n in names]) for c in configs], dtype=bool)
 
     def point(self, scalars: Mapping[str, Scalar]) -> tuple[np.ndarray, np.ndarray]:
         """Returns arguments as a point: log2 numbers `[numbers]` (nan: absent) and category codes `[categories]`."""

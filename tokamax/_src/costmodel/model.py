@@ -22,14 +22,16 @@ from tokamax._src.costmodel import dataset, features, modelfile, neighbours, tre
 from tokamax._src.costmodel.dataset import Problem
 
 SCHEMA = "tokamax-cost-model"
-VERSION = 2
+VERSION = 3
 MIN_GROUPS = 5
 """Distinct shapes that a model needs at least."""
 
-_FOREST_FIELDS = tuple(f.name for f in dataclasses.fields(trees.Forest))
 _GAINS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SLOW, _VERY_SLOW = np.log(1.05), np.log(1.15)
 _LEAST_COVERAGE = 0.9
+_SHORTLIST = 300
+_SHORTLIST_TREES = 40
+"""How many configs of a larger space all members judge, and by how many trees these are picked."""
 _HARM = 0.03
 """Log slowdown against the default that counts as a loss: what is less may be the noise of the measurements."""
 _ASKED = 5
@@ -71,6 +73,18 @@ class Prediction:
     def expected_slowdown(self) -> float:
         """Expected slowdown of the chosen config."""
         return float(self.slowdown[self.index])
+
+    def among(self, asked: np.ndarray, rest: np.ndarray) -> "Prediction":
+        """Returns what a prediction for some configs says of all.
+
+        Args:
+          asked: index among all of each config that it is about.
+          rest: indices of the others, the most promising first; they come last, and nothing more is said of them.
+        """
+        slowdown, spread = np.full((2, len(asked) + len(rest)), np.nan)
+        slowdown[asked], spread[asked] = self.slowdown, self.spread
+        order = np.concatenate([asked[self.order], rest])
+        return dataclasses.replace(self, index=int(asked[self.index]), order=order, slowdown=slowdown, spread=spread)
 
 
 class Chooser(Protocol):
@@ -239,10 +253,13 @@ class CostModel:
             if default is None or not usable.any() or self.spec_.mismatch(self.spec_.kin(scalars)) is not None:
                 return found
             return dataclasses.replace(found, fallback=self._fallback(fields, self._nearest(scalars)[0], default))
-        scores, usable = self._scores(scalars, fields, usable, device, extra)
+        matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
+        usable = self._should_work(matrix, usable)
+        asked, rest = self._shortlist(matrix, usable, default)
         near, distance = self._nearest(scalars)
-        found = self._decide(scores, usable, default, float(distance[near[0]]))
-        found = dataclasses.replace(found, nearest=self._shown(near[0]))
+        place = None if default is None else int(np.searchsorted(asked, default))
+        found = self._decide(self.forest_.predict(matrix[asked]), usable[asked], place, float(distance[near[0]]))
+        found = dataclasses.replace(found.among(asked, rest), nearest=self._shown(near[0]))
         if found.abstain is None or default is None:
             return found
         return dataclasses.replace(found, fallback=self._fallback(fields, near, default))
@@ -277,25 +294,31 @@ class CostModel:
           are expected to fail or lie outside of the measured ones.
         """
         fields = [features.config_fields(c) for c in configs]
-        known = self.spec_.known(fields)
-        scores, usable = self._scores(features.describe(arguments), fields, known, device, extra)
-        judged = _judge(scores, usable)
+        matrix = self.spec_.matrix(features.describe(arguments), fields, device or self.facts_, extra)
+        usable = self._should_work(matrix, self.spec_.known(fields))
+        judged = _judge(self.forest_.predict(matrix), usable)
         return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, judged.spread, np.nan)
 
-    def _scores(
-        self,
-        scalars: Mapping[str, features.Scalar],
-        fields: Sequence[Mapping[str, Any]],
-        usable: np.ndarray,
-        device: devices.DeviceFacts | None,
-        extra: Sequence[Mapping[str, float]] | None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores by each member, `[members, configs]`, and which of the usable configs should not fail."""
-        matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
-        if self.failures_ is not None:
-            works = self.failures_.predict(matrix)[0] < 0.5
-            usable = usable & works if (usable & works).any() else usable
-        return self.forest_.predict(matrix), usable
+    def _should_work(self, matrix: np.ndarray, usable: np.ndarray) -> np.ndarray:
+        """Returns which of the usable configs are not expected to fail; all of them if all are, `[configs]`."""
+        if self.failures_ is None:
+            return usable
+        works = usable & (self.failures_.predict(matrix)[0] < 0.5)
+        return works if works.any() else usable
+
+    def _shortlist(self, matrix: np.ndarray, usable: np.ndarray, default: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the configs that all members are asked about, in order, and the others, the most promising first.
+
+        Of a large space the first trees of one member pick the former, so that a prediction takes milliseconds; the
+        default stays.
+        """
+        if len(matrix) <= _SHORTLIST:
+            return np.arange(len(matrix)), np.arange(0)
+        first = np.where(usable, self.forest_.member(0, _SHORTLIST_TREES).predict(matrix)[0], np.inf)
+        if default is not None:
+            first[default] = -np.inf
+        ranked = np.argsort(first, kind="stable")
+        return np.sort(ranked[:_SHORTLIST]), ranked[_SHORTLIST:]
 
     def _decide(self, scores: np.ndarray, usable: np.ndarray, default: int | None, distance: float) -> Prediction:
         limits = self.calibration_
@@ -341,11 +364,11 @@ class CostModel:
 
     def dumps(self) -> bytes:
         """Returns the bytes of the model's file: equal for equal models."""
-        arrays = {f"scores.{n}": a for n, a in self.forest_.arrays().items()}
+        arrays = {f"scores.{n}": a for n, a in self.forest_.packed().items()}
         if self.failures_ is not None:
-            arrays |= {f"failures.{n}": a for n, a in self.failures_.arrays().items()}
+            arrays |= {f"failures.{n}": a for n, a in self.failures_.packed().items()}
         near = self.neighbours_
-        arrays |= {"numbers": near.numbers, "codes": near.codes, "costs": near.costs}
+        arrays |= {f"near.{n}": a for n, a in near.packed().items()}
         facts = dataclasses.asdict(self.facts_)
         manifest = {
             "schema": SCHEMA,
@@ -398,13 +421,11 @@ class CostModel:
             self.facts_ = devices.DeviceFacts(**manifest["facts"])
             self.spec_ = features.FeatureSpec.from_json(manifest["spec"])
             self.calibration_ = Calibration.from_json(manifest["calibration"])
-            self.forest_ = _forest_of(arrays, "scores", len(self.spec_.names))
-            has_failures = any(name.startswith("failures.") for name in arrays)
-            self.failures_ = _forest_of(arrays, "failures", len(self.spec_.names)) if has_failures else None
+            self.forest_ = _forest_of(_taken(arrays, "scores."), len(self.spec_.names))
+            failures = _taken(arrays, "failures.")
+            self.failures_ = _forest_of(failures, len(self.spec_.names)) if failures else None
             texts = tuple(map(str, manifest["configs"]))
-            self.neighbours_ = neighbours.Neighbours(
-                arrays.pop("numbers"), arrays.pop("codes"), texts, arrays.pop("costs")
-            )
+            self.neighbours_ = neighbours.Neighbours.unpacked(_taken(arrays, "near."), texts)
         except errors.FormatError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -433,8 +454,13 @@ class CostModel:
                 raise errors.FormatError(f"the cost model is damaged: {message}")
 
 
-def _forest_of(arrays: dict[str, np.ndarray], prefix: str, columns: int) -> trees.Forest:
-    forest = trees.Forest(**{name: arrays.pop(f"{prefix}.{name}") for name in _FOREST_FIELDS})
+def _taken(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Takes the arrays whose names begin so out of a file's."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
+
+
+def _forest_of(packed: Mapping[str, np.ndarray], columns: int) -> trees.Forest:
+    forest = trees.Forest.unpacked(packed)
     forest.check(columns)
     return forest
 

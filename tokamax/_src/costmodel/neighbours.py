@@ -61,6 +61,31 @@ class Neighbours:
         costs = np.where(where >= 0, self.costs[nearest][:, where], _UNKNOWN).astype(np.float64)
         return np.where(costs == _UNKNOWN, np.nan, costs / _STEPS_PER_LOG)
 
+    def packed(self) -> dict[str, np.ndarray]:
+        """Returns arrays by name for a file: a bit for each pair of shape and config, a byte for what was measured."""
+        measured = self.costs != _UNKNOWN
+        packed = {"measured": np.packbits(measured, axis=1), "costs": self.costs[measured]}
+        return {"numbers": self.numbers, "codes": self.codes, **packed}
+
+    @classmethod
+    def unpacked(cls, arrays: Mapping[str, np.ndarray], texts: Sequence[str]) -> "Neighbours":
+        """Reads what `packed` wrote; `check` says whether the parts fit each other.
+
+        Raises:
+          FormatError: if costs cannot be unpacked.
+        """
+        if arrays.keys() != (names := {"numbers", "codes", "measured", "costs"}):
+            raise errors.FormatError(f"the cost model is damaged: what is near must be the arrays {sorted(names)}")
+        bits, known = arrays["measured"], arrays["costs"]
+        if bits.dtype != np.uint8 or bits.ndim != 2 or bits.shape[1] != -(-len(texts) // 8):
+            raise errors.FormatError("the cost model is damaged: measured must hold a bit for each shape and config")
+        measured = np.unpackbits(bits, axis=1, count=len(texts)).astype(bool)
+        if known.dtype != np.uint8 or known.shape != (int(measured.sum()),):
+            raise errors.FormatError("the cost model is damaged: costs must hold a byte for each bit of measured")
+        costs = np.full(measured.shape, _UNKNOWN, np.uint8)
+        costs[measured] = known
+        return cls(arrays["numbers"], arrays["codes"], tuple(texts), costs)
+
     def check(self, numbers: int, categories: int) -> None:
         """Checks what a file gave.
 

@@ -1,11 +1,12 @@
 """Boosted trees as flat numpy arrays: exported once after training, evaluated without scikit-learn.
 
 All trees of all members of an ensemble lie in one array of nodes. Each tree is stored in preorder, so the left child
-of node `i` is `i + 1` and only the distance to the right child is kept.
+of node `i` is `i + 1` and only the distance to the right child is kept. A file holds them packed: inner nodes and
+leaves apart, the former with the narrowest integers that do, the latter with two bytes each.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from tokamax._src import errors
 
 _LEAF = -1
+_LARGEST_LEAF = float(np.finfo(np.float16).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Forest:
 
     Attributes:
       feature: int16 `[nodes]`, the column that is compared, -1 in a leaf.
-      threshold: float32 `[nodes]`, goes left if `x <= threshold`; in a leaf, its value.
+      threshold: float32 `[nodes]`, goes left if `x <= threshold`; in a leaf, its value, a float16 number.
       right: int16 `[nodes]`, distance to the right child, 0 in a leaf.
       missing_left: uint8 `[nodes]`, whether nan goes left.
       roots: int32 `[trees]`, first node of each tree; trees of a member are neighbours.
@@ -41,6 +43,16 @@ class Forest:
     def members(self) -> int:
         """Number of members."""
         return len(self.baseline)
+
+    def member(self, i: int, trees: int | None = None) -> "Forest":
+        """Returns one member on its own, or only its first trees, which correct the most."""
+        first, end = [*self.first_tree.tolist(), len(self.roots)][i : i + 2]
+        end = end if trees is None else min(end, first + trees)
+        starts = [*self.roots.tolist(), len(self.feature)]
+        nodes = slice(starts[first], starts[end])
+        arrays = {name: getattr(self, name)[nodes] for name in ("feature", "threshold", "right", "missing_left")}
+        roots = self.roots[first:end] - self.roots[first]
+        return Forest(**arrays, roots=roots, first_tree=np.zeros(1, np.int32), baseline=self.baseline[[i]])
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Evaluates every member.
@@ -100,9 +112,50 @@ class Forest:
             jump = further
         return jump[left], jump[right], jump[self.roots]
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays by name, for a file."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    def packed(self) -> dict[str, np.ndarray]:
+        """Returns arrays by name for a file, a third to half the size: about 4 bytes a node."""
+        inner = self.feature >= 0
+        return {
+            "inner": np.packbits(inner),
+            "feature": _narrow(self.feature[inner]),
+            "right": _narrow(self.right[inner]),
+            "missing_left": np.packbits(self.missing_left[inner].astype(bool)),
+            "threshold": self.threshold[inner],
+            "leaves": self.threshold[~inner].astype(np.float16),
+            "roots": self.roots,
+            "first_tree": self.first_tree,
+            "baseline": self.baseline,
+        }
+
+    @classmethod
+    def unpacked(cls, arrays: Mapping[str, np.ndarray]) -> "Forest":
+        """Returns the forest of packed arrays; `check` says whether it can be walked.
+
+        Raises:
+          FormatError: if the arrays do not fit each other.
+        """
+        dtypes = {"inner": "u1", "feature": "u1 u2", "right": "u1 u2", "missing_left": "u1"}
+        dtypes |= {"threshold": "f4", "leaves": "f2", "roots": "i4", "first_tree": "i4", "baseline": "f4"}
+        _require(arrays.keys() == dtypes.keys(), f"the arrays must be {', '.join(dtypes)}")
+        for name, kinds in dtypes.items():
+            array = arrays[name]
+            _require(array.ndim == 1 and array.dtype.str[1:] in kinds.split(), f"{name} must be {kinds} of rank 1")
+        splits, leaves = len(arrays["threshold"]), len(arrays["leaves"])
+        nodes = splits + leaves
+        _require(len(arrays["inner"]) == -(-nodes // 8), "inner must have one bit per node")
+        _require(len(arrays["missing_left"]) == -(-splits // 8), "missing_left must have one bit per split")
+        _require(len(arrays["feature"]) == len(arrays["right"]) == splits, "node arrays must agree")
+        inner = np.unpackbits(arrays["inner"], count=nodes).astype(bool)
+        _require(int(inner.sum()) == splits, "inner must count the splits")
+        for name in ("feature", "right"):
+            _require(int(arrays[name].max(initial=0)) <= np.iinfo(np.int16).max, f"{name} must fit 15 bits")
+        feature, right, missing_left = np.full(nodes, _LEAF, np.int16), np.zeros(nodes, np.int16), np.zeros(nodes, "u1")
+        feature[inner], right[inner] = arrays["feature"], arrays["right"]
+        missing_left[inner] = np.unpackbits(arrays["missing_left"], count=splits)
+        threshold = np.empty(nodes, np.float32)
+        threshold[inner], threshold[~inner] = arrays["threshold"], arrays["leaves"]
+        rest = {name: arrays[name] for name in ("roots", "first_tree", "baseline")}
+        return cls(feature, threshold, right, missing_left, **rest)
 
     def check(self, columns: int) -> None:
         """Checks arrays that came from a file.
@@ -132,6 +185,10 @@ class Forest:
         _require(bool(ordered and np.all(self.first_tree < max(trees, 1))), "first_tree must rise from 0")
 
 
+def _narrow(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.uint8 if array.max(initial=0) < 256 else np.uint16)
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise errors.FormatError(f"tree arrays are damaged: {message}")
@@ -153,7 +210,9 @@ def forest_from_sklearn(regressors: Sequence[Any]) -> Forest:
     if np.any(nodes["left"][~leaf] != within[~leaf] + 1) or np.any(nodes["is_categorical"]):
         raise errors.UnsupportedError("trees must come in preorder and without categorical splits")
     right = np.where(leaf, 0, nodes["right"].astype(np.int64) - within)
-    threshold = np.where(leaf, nodes["value"], _float32_below(nodes["num_threshold"]))
+    # Leaves are small corrections: rounded to two bytes they sum up to within a thousandth of the score.
+    values = np.clip(nodes["value"], -_LARGEST_LEAF, _LARGEST_LEAF).astype(np.float16)
+    threshold = np.where(leaf, values, _float32_below(nodes["num_threshold"]))
     return Forest(
         feature=np.where(leaf, _LEAF, nodes["feature_idx"]).astype(np.int16),
         threshold=threshold.astype(np.float32),

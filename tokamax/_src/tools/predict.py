@@ -40,7 +40,8 @@ def _prediction(ba: BoundArguments, top: int) -> dict[str, Any]:
             "nearest": found.nearest,
             "configs": ranked,
         }
-    reason = "nothing to choose from" if len(ba.autotuning_configs) < 2 else "no model of this op and device"
+    if (reason := dispatch.unlisted(ba)) is None:
+        reason = "nothing to choose from" if len(ba.autotuning_configs) < 2 else "no model of this op and device"
     return {"arguments": repr(ba), "model": None, "abstains": reason, "nearest": None, "configs": []}
 
 

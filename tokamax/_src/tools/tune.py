@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--ignore-cache", action="store_true", help="measure again what was measured before")
     parser.add_argument("--search", choices=("exhaustive", "model"), help="measure every config, or the promising ones")
     parser.add_argument("--budget", type=int, help="how many configs of an op a search by model may measure")
-    parser.add_argument("--isolation", choices=("none", "process"), default="none", help="where configs run")
+    parser.add_argument("--isolation", choices=("auto", "none", "process"), default="auto", help="where configs run")
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
