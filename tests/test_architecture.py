@@ -17,6 +17,7 @@ ORDER = """
 errors
 shapes
 options
+tpus
 devices
 resources
 exporting
@@ -28,6 +29,7 @@ tables
 bound_arguments
 notation
 op
+estimates
 capture
 xspace
 profiles
@@ -55,10 +57,16 @@ costmodel/rivals
 costmodel/evaluate
 autotuning/guide
 autotuning/summary
+autotuning/estimated
 autotuning/result
 autotuning/store
 autotuning/housekeeping
 autotuning/session
+aot/worker
+aot/verdict
+aot/processes
+aot/check
+aot/tune
 training
 dispatch
 suggest
@@ -73,6 +81,7 @@ report/page
 ops/*
 ops/*/base
 ops/ragged_dot/megablox
+ops/ragged_dot/tpu_estimate
 ops/dot_product_attention/splash
 ops/*/*
 ops/*/api

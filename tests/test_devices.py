@@ -81,7 +81,7 @@ def test_facts_of_this_cpu():
 
 @pytest.mark.parametrize(
     ("kind", "platform", "cores"),
-    [("cpu-some-other-8c", "cpu", 8), ("cpu-odd", "cpu", 1), ("NVIDIA H200", "gpu", 1), ("TPU v5 lite", "tpu", 1)],
+    [("cpu-some-other-8c", "cpu", 8), ("cpu-odd", "cpu", 1), ("NVIDIA H200", "gpu", 1), ("TPU v99", "tpu", 1)],
 )
 def test_facts_of_other_devices_are_what_the_kind_says(kind, platform, cores):
     assert devices.facts(kind) == devices.DeviceFacts(kind, platform, cores)

@@ -104,6 +104,7 @@ def test_summary_of_a_result(fitted):
     assert told["totals"] == {
         "entries": 3,
         "with_a_config": 2,
+        "estimated": 0,
         "configs_measured": 16,
         "configs_failed": {},
         "geometric_mean_speedup": pytest.approx(16.0),

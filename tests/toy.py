@@ -64,6 +64,19 @@ TOY_WITH_VJP = Toy(vjp=ToyVjp())
 
 
 @dataclasses.dataclass(frozen=True)
+class Estimating(Toy):
+    """Estimates that larger blocks are faster, or says what it is told to say."""
+
+    name = "estimating"
+    says: Any = None
+
+    def _estimate_ms(self, ba, configs, device_kind):
+        if self.says is not None:
+            return self.says
+        return None if device_kind == "other" else [10.0 / config.block for config in configs]
+
+
+@dataclasses.dataclass(frozen=True)
 class TableTimer:
     """A timer that runs nothing and reads times from a function of config and arguments."""
 
@@ -98,6 +111,17 @@ def entry(m: int = 8, best: Any = ToyConfig(2), best_ms: float = 1.0, **changes:
         "environment": environment.describe(timer="table"),
     }
     return Entry(**(fields | changes))
+
+
+def estimated_entry(m: int = 8, best: Any = ToyConfig(4), ms: float = 2.5, **changes: Any) -> Entry:
+    fields = {
+        "bound_args": Estimating.bind(*arrays(m)),
+        "outcomes": {ToyConfig(8): Failure("compile", "too large")},
+        "best": best,
+        "environment": environment.describe_estimate("compiler 1.0"),
+        "estimated_ms": {best: ms, ToyConfig(2): 5.0},
+    }
+    return entry(m, **(fields | changes))
 
 
 def put_entries(folder: str, sizes: Any) -> None:

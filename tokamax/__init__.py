@@ -1,5 +1,6 @@
 """tokamax: JAX kernels tuned by measuring, and by a cost model learned from every measurement."""
 
+from tokamax import aot as aot
 from tokamax import autotuning as autotuning
 from tokamax import benchmarking as benchmarking
 from tokamax import config as config

@@ -1,14 +1,15 @@
 """Compiles the ops for TPU with the real compiler, for TPUs that are not here: do defaults and allowed configs compile?
 
-    pip install libtpu                                             # its version must fit that of jaxlib
+    pip install 'tokamax[aot-tpu]'                                 # libtpu must fit the version of jaxlib
     python training/compile_ahead.py --device v5e --device v6e     # default: v5e, v6e and 7x
     python training/compile_ahead.py --samples 4 --json
 
 For each op, shape and device the default and a seeded sample of the whole space are compiled, also of what
 `_is_feasible` refuses. The table counts, by op and device: those that compile, those that both refuse, those that the
 compiler refuses though the rule allows them, and those that the rule refuses though they compile (there should be
-none). It exits with 1 if a default does not compile. Nothing runs, so this says nothing of speed or numbers. The
-committed output stands in `training/results/compile_ahead.txt`.
+none). It exits with 1 if a default does not compile. Nothing runs, so this says nothing of speed or numbers. `seconds`
+is what the compiler took; what the private cache knows is not compiled again. The committed output stands in
+`training/results/compile_ahead.txt`.
 """
 
 import argparse
@@ -17,23 +18,17 @@ import json
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
-from typing import Any
 
-# Without these libtpu asks the network which TPU this is, and keeps a second process out.
-os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_WORKER_HOSTNAMES="localhost")
-os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Else JAX looks for a TPU here, since its library is installed.
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 
 import tokamax
+from tokamax._src import tpus
 from tokamax._src.tables import format_table
 
-TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
 F32, BF16 = jnp.float32, jnp.bfloat16
 
 # rows, inputs, outputs, experts, dtype
@@ -65,60 +60,50 @@ def calls() -> Iterator[tokamax.BoundArguments]:
         yield from (ba, ba.op.bind_vjp(ba))
 
 
-def compiles(ba: tokamax.BoundArguments, config: Any, device: Any) -> bool:
-    """Whether the compiler takes a config."""
-    f, arrays = ba.as_function(config)
-    place = jax.sharding.SingleDeviceSharding(device)
-    placed = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in arrays]
-    try:
-        jax.jit(f).lower(placed).compile()
-    except Exception as error:
-        print(f"{device.device_kind} {ba!r} {config}: {str(error)[:100]!r}", file=sys.stderr)
-        return False
-    return True
-
-
-def verdicts(ba: tokamax.BoundArguments, device: Any, samples: int) -> Iterator[str]:
-    """Yields what becomes of the default and of a sample of the space of bound arguments."""
-    default = ba.default_config
-    allowed = ba.op._is_feasible(ba, default)
-    yield "default compiles" if allowed and compiles(ba, default, device) else "default refused"
-    space = sorted(ba.op._get_autotuning_configs(ba), key=repr)
-    for config in random.Random(0).sample(space, min(samples, len(space))):
-        allowed, taken = ba.op._is_feasible(ba, config), compiles(ba, config, device)
-        if taken:
-            yield "compiles" if allowed else "refused by rule alone"
+def counted(ba: tokamax.BoundArguments, checker: tokamax.aot.Checker, samples: int) -> Iterator[tuple[str, float]]:
+    """Yields what becomes of the default and of a sample of the space of bound arguments, and the seconds it took."""
+    default, space = ba.default_config, sorted(ba.op._get_autotuning_configs(ba), key=repr)
+    configs = [default, *random.Random(0).sample(space, min(samples, len(space)))]
+    for i, (config, verdict) in enumerate(checker.verdicts(ba, configs)):
+        allowed = ba.op._is_feasible(ba, config)
+        if not verdict.compiles:
+            print(f"{checker.facts.kind} {ba!r} {config}: {verdict.kind}: {verdict.reason[:100]}", file=sys.stderr)
+        if i == 0:
+            yield "default compiles" if allowed and verdict.compiles else "default refused", verdict.seconds
+        elif verdict.compiles:
+            yield "compiles" if allowed else "refused by rule alone", verdict.seconds
         else:
-            yield "refused by compiler alone" if allowed else "refused by both"
+            yield "refused by compiler alone" if allowed else "refused by both", verdict.seconds
 
 
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", action="append", choices=tuple(TOPOLOGIES), help="default: v5e, v6e, 7x")
+    parser.add_argument(
+        "--device", action="append", choices=[tpu.name for tpu in tpus.TPUS.values()], help="default: v5e, v6e, 7x"
+    )
     parser.add_argument("--samples", type=int, default=3, help="configs of each shape beside the default (default: 3)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found: dict[tuple[str, str], collections.Counter[str]] = {}
     seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
     for name in args.device or ("v5e", "v6e", "7x"):
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[name])
-        device = topology.devices[0]
-        with tokamax.config.cross_compile(device.device_kind):
+        with tokamax.aot.Checker(name) as checker, tokamax.config.cross_compile(checker.facts.kind):
             for ba in calls():
-                place, start = (ba.op.registered_name(), device.device_kind), time.monotonic()
-                found.setdefault(place, collections.Counter()).update(verdicts(ba, device, args.samples))
-                seconds[place] += time.monotonic() - start
+                place = ba.op.registered_name(), checker.facts.kind
+                for what, took in counted(ba, checker, args.samples):
+                    found.setdefault(place, collections.Counter())[what] += 1
+                    seconds[place] += took
     kinds = ("default compiles", "default refused", "compiles", "refused by both", "refused by compiler alone")
     kinds = (*kinds, "refused by rule alone")
     rows = [
-        (op, kind, *(str(count[k]) for k in kinds), f"{seconds[op, kind]:.0f} s") for (op, kind), count in found.items()
+        (op, kind, *(str(count[k]) for k in kinds), f"{seconds[op, kind]:.0f}") for (op, kind), count in found.items()
     ]
     if args.json:
         data = [dict(zip(("op", "device_kind", *kinds), row, strict=False)) for row in rows]
         print(json.dumps(data, indent=1))
     else:
-        print(format_table([("op", "device", *kinds, "compiling"), *rows]))
+        print(format_table([("op", "device", *kinds, "seconds"), *rows]))
     return 1 if any(count["default refused"] for count in found.values()) else 0
 
 

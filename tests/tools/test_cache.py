@@ -6,7 +6,7 @@ import tokamax
 from tokamax import AutotuningResult
 from tokamax._src.autotuning import housekeeping, store
 from tokamax._src.tools import cli
-from toy import Toy, ToyConfig, arrays, entry
+from toy import Toy, ToyConfig, arrays, entry, estimated_entry
 
 OLD = "2001-02-03T04:05:06+00:00"
 
@@ -53,7 +53,7 @@ def test_show_takes_the_newest_of_each_shape(filled, capsys):
 def test_prune_by_age_drops_entries_and_their_winners(filled, capsys):
     assert [source(m) for m in (8, 16, 32)] == ["exact"] * 3
     dry = run(capsys, "prune", "--older-than", "365", "--dry-run")
-    assert dry == {"entries": 2, "winners": 1, "journals": 0, "dry_run": True}
+    assert dry == {"entries": 2, "winners": 1, "journals": 0, "estimated": 0, "dry_run": True}
     assert run(capsys, "list")["sweeps"][0]["entries"] == 4
     assert run(capsys, "prune", "--older-than", "365") == dry | {"dry_run": False}
     tokamax.autotuning.reload_caches()
@@ -105,3 +105,12 @@ def test_export_and_import(filled, tmp_path, capsys, monkeypatch):
     assert run(capsys, "import", str(out))["entries"] == 3
     assert source(16) == "exact"
     assert run(capsys, "list")["sweeps"][0]["winners"] == 3
+
+
+def test_prune_what_was_estimated(filled, capsys):
+    store.private().put([estimated_entry()])
+    assert len(run(capsys, "list")["estimated"]) == 1
+    assert run(capsys, "prune", "--estimated", "--op", "toy")["estimated"] == 0
+    assert run(capsys, "prune", "--estimated", "--dry-run")["estimated"] == 1
+    found = run(capsys, "prune", "--estimated")
+    assert (found["estimated"], found["entries"]) == (1, 0) and run(capsys, "list")["estimated"] == []

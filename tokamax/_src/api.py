@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import jax
 
 from tokamax._src import capture, devices, dispatch, errors, explanation, options, profiles, registry
+from tokamax._src.aot import check as aot_check
+from tokamax._src.aot import tune as aot_tune
 from tokamax._src.autotuning import guide, processes, session, store
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
@@ -172,6 +174,7 @@ def autotune(
     keep: bool = True,
     resume: bool = True,
     isolation: str = "auto",
+    device_kind: str | None = None,
     **kwargs: Any,
 ) -> AutotuningResult:
     """Finds every tunable op that a program calls and measures each config of its space.
@@ -209,11 +212,43 @@ def autotune(
       isolation: `none` compiles and runs configs in this process, where a config that crashes ends it and one that
         hangs keeps a thread; `process` in another one, which is killed where a limit is exceeded, and replaced;
         `auto` is `process` on a GPU, for ops that another process can find, else `none`.
+      device_kind: a kind of TPU, as JAX names it (`TPU v6 lite`) or shortly (`v6e`), that need not be here: nothing is
+        measured then. Configs are compiled for it (extra `aot-tpu`), the best by the op's estimate first, until
+        `budget` of them (by default one) are taken; the entries are marked as estimated, and dispatch uses them on that
+        device below every measured one. An op without an estimate gives an entry with its error.
       **kwargs: keyword arguments of `f`.
 
     Raises:
-      ArgumentError: if the arguments do not fit `f`, or a parameter of `f` has the name of an option.
+      ArgumentError: if the arguments do not fit `f`, or a parameter of `f` has the name of an option; if `device_kind`
+        is not known, or an option that is about measuring comes with it.
+      UnsupportedError: if no op has an estimate for `device_kind`.
+      MissingExtraError: if the compiler for `device_kind` is not installed.
     """
+    if total_timeout is not None and not total_timeout > 0:
+        raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
+    if device_kind is not None:
+        _check_measures_nothing(
+            all_implementations=all_implementations,
+            search=search,
+            rounds=rounds,
+            timer=timer,
+            check=check,
+            tolerance=tolerance,
+            isolation=isolation,
+        )
+        with _deadline(total_timeout) as stop:
+            return _tune_ahead(
+                f,
+                args,
+                kwargs,
+                device_kind,
+                enough=1 if budget is None else budget,
+                timeout=timeout,
+                max_workers=max_workers,
+                ignore_cache=ignore_cache,
+                progress_bar=progress_bar,
+                stop=stop,
+            )
     settings = session.Settings(
         timeout_s=timeout,
         max_workers=max_workers,
@@ -226,8 +261,6 @@ def autotune(
         budget=budget,
         isolation=isolation,
     )
-    if total_timeout is not None and not total_timeout > 0:
-        raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
     if options.replay.value:
         raise errors.ArgumentError("tokamax.config.replay must be off to measure; it is on")
     if isinstance(options.cross_compile.value, str):
@@ -365,9 +398,64 @@ def _teacher(op: str) -> guide.Teacher:
     return guide.Teacher(dispatch.model(kind, op), problems, devices.facts(kind))
 
 
-OPTION_NAMES = tuple(
-    name for name, p in inspect.signature(autotune).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY
-)
+_DEFAULTS = {
+    name: p.default
+    for name, p in inspect.signature(autotune).parameters.items()
+    if p.kind is inspect.Parameter.KEYWORD_ONLY
+}
+OPTION_NAMES = tuple(_DEFAULTS)
+
+
+def _check_measures_nothing(**given: Any) -> None:
+    """Checks that options that are about measuring have their defaults.
+
+    Raises:
+      ArgumentError: if one has not.
+    """
+    if changed := sorted(name for name, value in given.items() if value != _DEFAULTS[name]):
+        raise errors.ArgumentError(
+            f"options that are about measuring must be left out with device_kind, which measures nothing, got {changed}"
+        )
+
+
+def _tune_ahead(
+    f: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device_kind: str,
+    *,
+    enough: int,
+    timeout: float,
+    max_workers: int | None,
+    ignore_cache: bool,
+    progress_bar: bool,
+    stop: threading.Event,
+) -> AutotuningResult:
+    """Tunes for a device that is not here."""
+    kind = aot_check.facts_of(device_kind).kind
+    if enough < 1:
+        raise errors.ArgumentError(f"budget must be at least 1, got {enough}")
+    with options.cross_compile(kind):
+        todo = list(dict.fromkeys(_targets(f, args, kwargs)))
+    ranked = aot_tune.rankings(todo, kind)
+    limits = {"timeout": timeout, "max_workers": max_workers, "ignore_cache": ignore_cache}
+    with aot_check.Checker(kind, **limits) as checker, _bar(len(todo), f"for {kind}", progress_bar) as move:
+        entries = aot_tune.tune(todo, ranked, checker, enough=enough, on_entry=move, is_over=stop.is_set)
+    if stop.is_set():
+        warn(f"total_timeout is over: {len(entries)} of {len(todo)} ops are in the result")
+    return AutotuningResult(tuple(entries))
+
+
+@contextlib.contextmanager
+def _bar(total: int, text: str, enabled: bool) -> Iterator[Callable[[Entry], Any]]:
+    """Yields what moves a progress bar by one op; it does not show where stderr is not a terminal."""
+    if not (enabled and sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda entry: None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, desc=text, unit="op", leave=False) as bar:
+        yield lambda entry: bar.update()
 
 
 def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BoundArguments]:

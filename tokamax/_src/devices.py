@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from tokamax._src import options
+from tokamax._src import options, tpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DeviceFacts:
       platform: `cpu`, `gpu` or `tpu`.
       cores: parallel compute units (CPU cores, SMs, TensorCores).
       clock_ghz: clock of one core.
-      l1_bytes: first-level cache per core.
+      l1_bytes: first-level cache per core; the vector memory of a TPU.
       l2_bytes: second-level cache per core.
       l3_bytes: last-level cache, shared.
       memory_bytes: main memory.
@@ -101,6 +101,8 @@ def facts(kind: str | None = None) -> DeviceFacts:
     if is_cpu(kind):
         cores = re.search(r"-(\d+)c$", kind)
         return DeviceFacts(kind, "cpu", cores=int(cores[1]) if cores else 1)
+    if (tpu := tpus.TPUS.get(kind)) is not None:
+        return DeviceFacts(kind, "tpu", tpu.cores, tpu.clock_ghz, tpu.vmem_bytes, memory_bytes=tpu.hbm_bytes)
     return DeviceFacts(kind, "tpu" if kind.lower().startswith("tpu") else "gpu")
 
 

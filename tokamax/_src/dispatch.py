@@ -1,8 +1,8 @@
 """Which config runs: the ladder from a pinned config down to the op's own heuristic.
 
-Rungs, the first that answers wins: pinned (answered by `BoundArguments`), exact, model, tuned, heuristic. Everything
-a choice depends on (active results, caches, options) is in JAX's cache key, see `options`; choices are remembered per
-call signature and that state, so a repeated call costs a dictionary look-up.
+Rungs, the first that answers wins: pinned (answered by `BoundArguments`), exact, model, tuned, estimate, heuristic.
+Everything a choice depends on (active results, caches, options) is in JAX's cache key, see `options`; choices are
+remembered per call signature and that state, so a repeated call costs a dictionary look-up.
 """
 
 import dataclasses
@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from tokamax._src import bound_arguments, devices, environment, errors, options, serialization
+from tokamax._src import bound_arguments, devices, environment, errors, estimates, options, serialization
 from tokamax._src.autotuning import store as store_lib
+from tokamax._src.autotuning.estimated import Estimated
 from tokamax._src.autotuning.result import AutotuningResult, Winner, describe_config
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice
 from tokamax._src.costmodel import features
@@ -68,6 +69,19 @@ def _winners(kind: str, op: str, key: str) -> Iterator[Place]:
         yield Place("library cache", winner)
 
 
+def _estimated_configs(kind: str, op: str, key: str) -> Iterator[Place]:
+    """Yields what tunings without the device found for a key, the one to prefer first."""
+    for overlay in reversed(options.overlays.value):
+        if (found := overlay.estimated.get((kind, key))) is not None:
+            yield Place("the active result", found)
+    stores = [("library", store_lib.library())]
+    if options.private_cache.value:
+        stores.insert(0, ("private cache", store_lib.private()))
+    for name, store in stores:
+        if (found := store.estimated(kind, op, key)) is not None:
+            yield Place(name, found)
+
+
 def models(kind: str, op: str) -> Iterator[Place]:
     """Yields cost models for an op, the one to prefer first; those of other CPUs, flagged, last."""
     for overlay in reversed(options.overlays.value):
@@ -98,8 +112,8 @@ def _unlikeness(kind: str, other: str) -> int:
 
 
 def _decoded(ba: BoundArguments, place: Place) -> Any:
-    """Returns the config of a winner, or None with a warning if it does not fit this op or these arguments."""
-    winner: Winner = place.found
+    """Returns the config of what was found, or None with a warning if it does not fit this op or these arguments."""
+    winner: Winner | Estimated = place.found
     kind = devices.device_kind()
     try:
         config = serialization.build_dataclass(ba.op.config_cls, dict(winner.config))
@@ -230,6 +244,48 @@ def _tuned(ba: BoundArguments) -> ConfigChoice | None:
     return ConfigChoice(entry.best, "tuned", "tuned at this call", 1.0, environment=entry.environment)
 
 
+def _estimated_before(ba: BoundArguments, kind: str) -> ConfigChoice | None:
+    """Returns the choice by an estimated entry; by one of other versions only where there is no other.
+
+    What a compiler of other versions took must be safe besides: this one may draw the limits elsewhere.
+    """
+    stale = None
+    for place in _estimated_configs(kind, ba.op.registered_name(), ba.key):
+        found: Estimated = place.found
+        changed = environment.stale_parts(found.environment, environment.COMPILED)
+        fresh = not changed or options.freshness.value == "any"
+        if not fresh and (stale is not None or options.freshness.value == "strict"):
+            continue
+        if (config := _decoded(ba, place)) is None or (changed and not ba.op._is_safe(ba, config)):
+            continue
+        compiler = found.environment.get("compiler", "no compiler")
+        detail = f"{place.name}: {_estimated_ms(found.ms)}, taken by {compiler}"
+        choice = ConfigChoice(config, "estimate", detail + (f" with {'; '.join(changed)}" if changed else ""))
+        if fresh:
+            return choice
+        stale = choice
+    return stale
+
+
+def _estimated(ba: BoundArguments, kind: str) -> ConfigChoice | None:
+    """Returns the choice by an estimate, made before or now; None where the op has none for this device."""
+    try:
+        if (choice := _estimated_before(ba, kind)) is not None:
+            return choice
+        ranked = estimates.ranked(ba, kind, safe=True)
+    except Exception as error:  # The default may do without what raises here.
+        warn(f"{ba!r} does without an estimate, since its space or rules raised {type(error).__name__}: {error}")
+        return None
+    for config, ms in ranked:
+        if (kind, ba.key, config) not in _failed:
+            return ConfigChoice(config, "estimate", f"the least of {len(ranked)}: {_estimated_ms(ms)}")
+    return None
+
+
+def _estimated_ms(ms: float) -> str:
+    return f"estimated at {ms:.3g} ms, not measured"
+
+
 def _choose(ba: BoundArguments, kind: str) -> ConfigChoice:
     if ba.op.config_cls is NullConfig:
         return ConfigChoice(ba.default_config, "heuristic", "nothing to tune", 1.0)
@@ -259,6 +315,8 @@ def _without_exact(ba: BoundArguments, kind: str, remark: str) -> ConfigChoice:
         )
     if fallback == "autotune" and (choice := _tuned(ba)) is not None and (kind, ba.key, choice.config) not in _failed:
         return choice
+    if (choice := _estimated(ba, kind)) is not None:
+        return dataclasses.replace(choice, detail=choice.detail + remark, nearest=abstained.nearest)
     detail = f"the op's default ({abstained.reason}){remark}"
     return ConfigChoice(ba.default_config, "heuristic", detail, nearest=abstained.nearest)
 

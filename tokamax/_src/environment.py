@@ -15,6 +15,9 @@ from tokamax._src import devices, options
 TOOLCHAIN = ("jax", "jaxlib", "backend")
 """The parts whose change makes a measurement stale."""
 
+COMPILED = ("jax", "jaxlib")
+"""The parts of those that what was compiled ahead of time, on another machine, has too."""
+
 STRICT = (*TOOLCHAIN, "tokamax", "system", "cores")
 """The parts whose change does so if `tokamax.config.freshness` is `strict`."""
 
@@ -52,10 +55,16 @@ def describe(**how: Any) -> dict[str, Any]:
     }
 
 
-def stale_parts(environment: Mapping[str, Any]) -> list[str]:
+def describe_estimate(compiler: str) -> dict[str, Any]:
+    """Returns the environment of what was estimated and compiled for a device that is not here: versions, UTC time."""
+    time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {**_fixed(), "compiler": compiler, "time": time}
+
+
+def stale_parts(environment: Mapping[str, Any], names: tuple[str, ...] | None = None) -> list[str]:
     """Returns what differs between a recorded environment and the present one, as `jax 0.10.2 (now 0.12.0)`.
 
-    Which parts are compared is an option, `tokamax.config.freshness`.
+    Which parts are compared is an option, `tokamax.config.freshness`, unless they are named.
     """
     strict = options.freshness.value == "strict"
     now = {**_fixed(), **toolchain(), **({"cores": devices.facts().cores} if strict else {})}
@@ -63,7 +72,7 @@ def stale_parts(environment: Mapping[str, Any]) -> list[str]:
         del now["backend"]
     return [
         f"{name} {str(environment.get(name, 'unknown'))[:40]} (now {str(now[name])[:40]})"
-        for name in (STRICT if strict else TOOLCHAIN)
+        for name in names or (STRICT if strict else TOOLCHAIN)
         if name in now and environment.get(name) != now[name]
     ]
 

@@ -91,7 +91,7 @@ def _named_types(config_cls: type) -> set[type]:
 
 
 _MISSING = object()
-_REPLACEABLE = ("exact", "model", "tuned")
+_REPLACEABLE = ("exact", "model", "tuned", "estimate")
 """Sources of configs that the user did not write: one that fails gives way to another."""
 
 
@@ -209,9 +209,32 @@ class Op(Generic[_P, _T, _R, _C, _K]):
         """Whether a config can run at all for bound arguments: tile sizes, on-chip memory."""
         return True
 
+    def _is_safe(self, ba: BoundArguments, config: Any) -> bool:
+        """Whether a feasible config surely compiles: dispatch uses an estimate only of those that are.
+
+        Where `_is_feasible` refuses only what cannot run at all, this one keeps its distance from the limits.
+        """
+        return True
+
     def _get_cost_features(self, ba: BoundArguments, config: Any) -> dict[str, float]:
         """Returns further numbers for the cost model, beside those it derives by itself."""
         return {}
+
+    def _estimate_ms(self, ba: BoundArguments, configs: Sequence[Any], device_kind: str) -> Any:
+        """Returns how long configs take on a device by calculation alone, without a measurement.
+
+        It is called once for many configs, for devices that are here or not, and orders them where nothing is known by
+        measuring: the rung `estimate` of dispatch, and `autotune(device_kind=...)`.
+
+        Args:
+          ba: the bound arguments.
+          configs: c configs.
+          device_kind: the device, as JAX names it.
+
+        Returns:
+          [c] times in ms, inf or nan for a config that should not be used; None if there are none for this device.
+        """
+        return None
 
     def _example_arguments(self, arguments: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Returns values for the arguments that random numbers do not suit: labels, group sizes, residuals.

@@ -1,8 +1,9 @@
 """Tuning results: entries, their JSON, merging, and the overlay that makes a result active.
 
-An `Entry` is one tuning session of one bound op, losers and failures included. An `AutotuningResult` holds entries,
-at most one per key and device, and cost models fitted on them. Reading judges each entry alone: one that this process
-cannot understand (an op that is not imported, another schema) is kept as it is, and written back.
+An `Entry` is one tuning session of one bound op, losers and failures included, or what was estimated of it. An
+`AutotuningResult` holds entries, at most one per key and device, and cost models fitted on them. Reading judges each
+entry alone: one that this process cannot understand (an op that is not imported, another schema) is kept as it is, and
+written back.
 """
 
 import base64
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 from tokamax._src import devices, environment, errors, options, serialization
 from tokamax._src.autotuning import outcome as outcome_lib
+from tokamax._src.autotuning.estimated import Estimated, checked_ms
 from tokamax._src.autotuning.summary import Row, Summary
 from tokamax._src.bound_arguments import BoundArguments, get_runtime
 from tokamax._src.costmodel import dataset
@@ -29,21 +31,22 @@ from tokamax._src.files import write_atomically
 SCHEMA = "tokamax-autotuning-result"
 VERSION = 1
 
-_ENTRY_FIELDS = ("bound_args", "device_kind", "outcomes", "default", "best", "environment", "error")
+_ENTRY_FIELDS = ("bound_args", "device_kind", "outcomes", "default", "best", "environment", "error", "estimated_ms")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """One tuning session of one bound op.
+    """One tuning session of one bound op; or, if `is_estimated`, what was estimated without measuring.
 
     Attributes:
       bound_args: the op and its arguments.
-      device_kind: where it was measured.
-      outcomes: config -> measurement or failure, for every config that was tried.
+      device_kind: where it was measured, or what it was estimated for.
+      outcomes: config -> measurement or failure, for every config that was tried. No measurement if it is estimated.
       default: the op's default config.
       best: the config to use; None if nothing ran.
       environment: versions, device properties, timing method and time.
       error: why the op could not be tuned at all, else None.
+      estimated_ms: config -> estimated time, for configs that the compiler takes; empty where configs were measured.
       extra: fields that this version does not know; written back as they are.
     """
 
@@ -54,7 +57,19 @@ class Entry:
     best: Any
     environment: Mapping[str, Any]
     error: str | None = None
+    estimated_ms: Mapping[Any, float] = dataclasses.field(default_factory=dict)
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.estimated_ms and not all(isinstance(o, outcome_lib.Failure) for o in self.outcomes.values()):
+            raise errors.ArgumentError(
+                f"an entry must hold measured or estimated times, got both for {self.bound_args!r}; make two entries"
+            )
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether its times are estimated: below every measurement at dispatch, and no training data."""
+        return bool(self.estimated_ms)
 
     @property
     def key(self) -> str:
@@ -87,7 +102,13 @@ class Entry:
             "outcomes": [[_config_to_json(c), outcome_lib.to_json(o)] for c, o in self.outcomes.items()],
             "environment": dict(self.environment),
             "error": self.error,
+            **self._estimated_json(),
         }
+
+    def _estimated_json(self) -> dict[str, Any]:
+        if not self.estimated_ms:
+            return {}
+        return {"estimated_ms": [[_config_to_json(config), ms] for config, ms in self.estimated_ms.items()]}
 
     @classmethod
     def from_json(cls, data: Any) -> "Entry":
@@ -99,22 +120,31 @@ class Entry:
         if not isinstance(data, dict) or any(name not in data for name in _ENTRY_FIELDS[:3]):
             raise errors.FormatError(f"an entry must be an object with {_ENTRY_FIELDS[:3]}")
         ba = BoundArguments.from_json(data["bound_args"])
-        pairs = data["outcomes"]
-        if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
-            raise errors.FormatError("outcomes must be a list of [config, outcome] pairs")
+        outcomes = {_config_from_json(ba, c): outcome_lib.from_json(o) for c, o in _pairs(data, "outcomes")}
+        estimated = {_config_from_json(ba, c): checked_ms(ms) for c, ms in _pairs(data, "estimated_ms")}
+        if estimated and not all(isinstance(o, outcome_lib.Failure) for o in outcomes.values()):
+            raise errors.FormatError("an entry must hold measured or estimated times, got both")
         error, env, kind = data.get("error"), data.get("environment", {}), data["device_kind"]
         if not isinstance(env, dict) or not isinstance(kind, str) or not isinstance(error, (str, type(None))):
             raise errors.FormatError("environment must be an object, device_kind and error must be text")
         return cls(
             bound_args=ba,
             device_kind=kind,
-            outcomes={_config_from_json(ba, c): outcome_lib.from_json(o) for c, o in pairs},
+            outcomes=outcomes,
             default=_config_from_json(ba, data.get("default")),
             best=_config_from_json(ba, data.get("best")),
             environment=env,
             error=error,
+            estimated_ms=estimated,
             extra={k: v for k, v in data.items() if k not in _ENTRY_FIELDS},
         )
+
+
+def _pairs(data: Mapping[str, Any], name: str) -> list[list[Any]]:
+    pairs = data.get(name, [])
+    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
+        raise errors.FormatError(f"{name} must be a list of pairs with a config first")
+    return pairs
 
 
 def _config_to_json(config: Any) -> Any:
@@ -166,11 +196,13 @@ class Overlay:
     Attributes:
       digest: hash of everything that can change a choice.
       winners: (device kind, key) -> winner.
+      estimated: (device kind, key) -> the best by estimate, where nothing was measured.
       models: (device kind, op name) -> cost model.
     """
 
     digest: str
     winners: Mapping[tuple[str, str], Winner]
+    estimated: Mapping[tuple[str, str], Estimated]
     models: Mapping[tuple[str, str], model_lib.CostModel]
 
     def __eq__(self, other: object) -> bool:
@@ -222,15 +254,13 @@ class AutotuningResult:
     def overlay(self) -> Overlay:
         """What this result says at dispatch."""
         winners = {(e.device_kind, e.key): winner for e in self.entries if (winner := Winner.of(e)) is not None}
-        said = [
-            [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.STRICT}]
-            for place, w in winners.items()
-        ]
+        estimated = {(e.device_kind, e.key): found for e in self.entries if (found := Estimated.of(e)) is not None}
         content = [
-            sorted(said, key=serialization.dumps),
+            _said(winners),
             sorted([*place, model.digest] for place, model in self.models.items()),
+            *([_said(estimated)] if estimated else []),
         ]
-        return Overlay(serialization.digest(content), winners, dict(self.models))
+        return Overlay(serialization.digest(content), winners, estimated, dict(self.models))
 
     def __enter__(self) -> "AutotuningResult":
         context = options.overlays((*options.overlays.value, self.overlay))
@@ -243,13 +273,16 @@ class AutotuningResult:
         self._active.stack.pop().__exit__(*exc)
 
     def __or__(self, other: "AutotuningResult") -> "AutotuningResult":
-        """Merges two results; the right side wins where both measured the same op and arguments."""
+        """Merges two results; the right side wins where both measured the same op and arguments.
+
+        What was measured wins over what was estimated, on either side.
+        """
         if not isinstance(other, AutotuningResult):
             return NotImplemented
         merged = {(e.device_kind, e.key): e for e in self.entries}
         for entry in other.entries:
             place = (entry.device_kind, entry.key)
-            if place not in merged or entry.best is not None:
+            if place not in merged or _replaces(entry, merged[place]):
                 merged[place] = entry
         unknown = {serialization.dumps(data): data for data in (*self.unknown, *other.unknown)}
         return AutotuningResult(tuple(merged.values()), {**self.models, **other.models}, tuple(unknown.values()))
@@ -325,6 +358,23 @@ class AutotuningResult:
         return Summary(tuple(map(_row, self.entries)), tuple(sorted(self.models)), len(self.unknown))
 
 
+def _said(found: Mapping[tuple[str, str], Winner | Estimated]) -> list[Any]:
+    """Returns what can change a choice: the configs, and the toolchains that decide whether they are fresh."""
+    said = [
+        [*place, dict(w.config), {k: v for k, v in w.environment.items() if k in environment.STRICT}]
+        for place, w in found.items()
+    ]
+    return sorted(said, key=serialization.dumps)
+
+
+def _replaces(new: Entry, old: Entry) -> bool:
+    """Whether an entry takes the place of another: measured before estimated, then one with a config."""
+    was_measured = bool(new.outcomes) and not new.is_estimated, bool(old.outcomes) and not old.is_estimated
+    if was_measured[0] != was_measured[1]:
+        return was_measured[0]
+    return new.best is not None
+
+
 def _row(entry: Entry) -> Row:
     ba = entry.bound_args
     failures = [o.stage for o in entry.outcomes.values() if isinstance(o, outcome_lib.Failure)]
@@ -339,6 +389,7 @@ def _row(entry: Entry) -> Row:
         measured=len(entry.outcomes) - len(failures),
         failed=collections.Counter(failures),
         error=entry.error,
+        estimated_ms=entry.estimated_ms.get(entry.best),
         time=None if time is None else str(time),
     )
 

@@ -86,7 +86,7 @@ class Settings:
         }
 
 
-def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
+def scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
     """Returns what brings JAX's scoped settings, which hold for one thread, to the threads that compile."""
     values: Any = jax.config
     scoped = (
@@ -107,7 +107,7 @@ def _scope_of_this_thread() -> Callable[[], contextlib.ExitStack]:
 @contextlib.contextmanager
 def _in_this_process(ba: BoundArguments, settings: Settings, timer: timing.Timer) -> Iterator[dict[str, Any]]:
     """Yields the options of `autotuner.tune` that say how configs are built, timed and checked."""
-    in_same_scope, made = _scope_of_this_thread(), Inputs(lambda: example_inputs(ba, seed=settings.seed))
+    in_same_scope, made = scope_of_this_thread(), Inputs(lambda: example_inputs(ba, seed=settings.seed))
 
     def build(config: Any, begins: Callable[[str], None]) -> benchmarking.Compiled:
         function, _ = ba.as_function(config)

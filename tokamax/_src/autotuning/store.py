@@ -2,6 +2,7 @@
 
     data/<device>/<op>.jsonl      entries, one per line: the only source of truth
     data/<device>/<op>.best.json  winners derived from them, so that dispatch never parses sweeps
+    data/<device>/<op>.estimated.json   configs that were estimated, not measured: below all of these
     data/<device>/journal/        tunings that are under way or were interrupted
     models/<device>/<op>.npz      cost models
 
@@ -21,6 +22,8 @@ from typing import Any, Protocol
 import platformdirs
 
 from tokamax._src import devices, environment, errors, files, resources, serialization
+from tokamax._src.autotuning import estimated
+from tokamax._src.autotuning.estimated import Estimated
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.autotuning.result import Entry, Winner, parse_entries
@@ -42,6 +45,10 @@ class Store(Protocol):
         """Returns the measured winner of a key, if there is one."""
         ...
 
+    def estimated(self, device_kind: str, op: str, key: str) -> Estimated | None:
+        """Returns the best config of a key by estimate, if there is one."""
+        ...
+
     def model(self, device_kind: str, op: str) -> CostModel | None:
         """Returns the cost model of an op on a device, if there is one."""
         ...
@@ -60,11 +67,16 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._winners: dict[tuple[str, str], Winner] = {}
+        self._estimated: dict[tuple[str, str], Estimated] = {}
         self._models: dict[tuple[str, str], CostModel] = {}
 
     def winner(self, device_kind: str, op: str, key: str) -> Winner | None:
         """See `Store`."""
         return self._winners.get((device_kind, key))
+
+    def estimated(self, device_kind: str, op: str, key: str) -> Estimated | None:
+        """See `Store`."""
+        return self._estimated.get((device_kind, key))
 
     def model(self, device_kind: str, op: str) -> CostModel | None:
         """See `Store`."""
@@ -75,10 +87,13 @@ class MemoryStore:
         for entry in entries:
             if (winner := Winner.of(entry)) is not None:
                 self._winners[entry.device_kind, entry.key] = winner
+            if (found := Estimated.of(entry)) is not None:
+                self._estimated[entry.device_kind, entry.key] = found
 
     def clear(self) -> None:
         """Forgets everything."""
         self._winners.clear()
+        self._estimated.clear()
         self._models.clear()
 
     def put_model(self, device_kind: str, op: str, model: CostModel) -> None:
@@ -102,6 +117,7 @@ class DirectoryStore:
         self.data, self.models = data, models
         self._lock = threading.Lock()
         self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
+        self._estimated: dict[tuple[str, str], dict[str, Estimated]] = {}
         self._models: dict[tuple[str, str], tuple[CostModel | None]] = {}
 
     def __repr__(self) -> str:
@@ -111,6 +127,7 @@ class DirectoryStore:
         """Forgets what was read, so that files that changed are read again."""
         with self._lock:
             self._winners.clear()
+            self._estimated.clear()
             self._models.clear()
 
     def sweep_path(self, device_kind: str, op: str) -> pathlib.Path:
@@ -120,6 +137,10 @@ class DirectoryStore:
     def winners_path(self, device_kind: str, op: str) -> pathlib.Path:
         """Returns the path of the winners of an op."""
         return self.data / devices.folder_name(device_kind) / f"{file_stem(op)}.best.json"
+
+    def estimated_path(self, device_kind: str, op: str) -> pathlib.Path:
+        """Returns the path of the estimated configs of an op."""
+        return self.data / devices.folder_name(device_kind) / f"{file_stem(op)}.estimated.json"
 
     def model_path(self, device_kind: str, op: str) -> pathlib.Path:
         """Returns the path of the cost model of an op."""
@@ -133,6 +154,15 @@ class DirectoryStore:
             with self._lock:
                 winners = self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
         return winners.get(key)
+
+    def estimated(self, device_kind: str, op: str, key: str) -> Estimated | None:
+        """See `Store`."""
+        place = device_kind, op
+        found = self._estimated.get(place)
+        if found is None:
+            with self._lock:
+                found = self._estimated[place] = estimated.read(self.estimated_path(device_kind, op), device_kind)
+        return found.get(key)
 
     def model(self, device_kind: str, op: str) -> CostModel | None:
         """See `Store`."""
@@ -150,11 +180,13 @@ class DirectoryStore:
     def keep(self, entries: Iterable[Entry]) -> None:
         """Appends entries to their sweeps, as training data; an entry that is there already is not added again.
 
+        Those that are estimated are none, and are left out.
+
         Raises:
           StorageError: if a folder cannot be written.
           SerializationError: if an entry has an argument that a file cannot carry.
         """
-        for (kind, op), group in _by_place(entries).items():
+        for (kind, op), group in _by_place(e for e in entries if not e.is_estimated).items():
             lines = [serialization.dumps(entry.to_json()) for entry in group]
             path = self.sweep_path(kind, op)
             with files.lock(path):
@@ -172,13 +204,24 @@ class DirectoryStore:
         """
         entries = list(entries)
         self.keep(entries)
-        for (kind, op), group in _by_place(entries).items():
+        for (kind, op), group in _by_place(e for e in entries if not e.is_estimated).items():
             path = self.winners_path(kind, op)
             with files.lock(path):
                 winners = {**read_winners(path, kind), **winners_of(group)}
                 files.write_atomically(path, winners_text(winners, kind, op).encode())
             with self._lock:
                 self._winners.pop((kind, op), None)
+        self._put_estimated(e for e in entries if e.is_estimated)
+
+    def _put_estimated(self, entries: Iterable[Entry]) -> None:
+        """Adds what was estimated to the files of that."""
+        for (kind, op), group in _by_place(entries).items():
+            path = self.estimated_path(kind, op)
+            with files.lock(path):
+                found = {**estimated.read(path, kind), **estimated.of_entries(group)}
+                files.write_atomically(path, estimated.text(found, kind, op).encode())
+            with self._lock:
+                self._estimated.pop((kind, op), None)
 
     def put_model(self, device_kind: str, op: str, model: CostModel) -> None:
         """Writes a cost model.

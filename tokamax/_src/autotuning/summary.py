@@ -24,6 +24,7 @@ class Row:
       failed: stage -> how many configs failed there.
       error: why the op could not be tuned at all, else None.
       time: when it was measured.
+      estimated_ms: the estimated time of the config to use, where nothing was measured.
     """
 
     op: str
@@ -36,6 +37,7 @@ class Row:
     failed: Mapping[str, int]
     error: str | None
     time: str | None
+    estimated_ms: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -75,6 +77,7 @@ class Summary(Report):
         return {
             "entries": len(self.rows),
             "with_a_config": sum(row.config is not None for row in self.rows),
+            "estimated": sum(row.estimated_ms is not None for row in self.rows),
             "configs_measured": sum(row.measured for row in self.rows),
             "configs_failed": dict(sorted(failed.items())),
             "geometric_mean_speedup": math.exp(sum(gains) / len(gains)) if gains else None,
@@ -86,7 +89,8 @@ class Summary(Report):
         for row in self.rows:
             config = row.config or row.error or "every config failed"
             counts = str(row.measured), str(sum(row.failed.values()))
-            times = _ms(row.default_ms), _ms(row.best_ms)
+            best = _ms(row.best_ms) if row.estimated_ms is None else f"~{_ms(row.estimated_ms)}"
+            times = _ms(row.default_ms), best
             rows.append((row.op, row.arguments, *times, _ratio(row.speedup), config, *counts))
         return rows
 
@@ -96,6 +100,8 @@ class Summary(Report):
         kinds = ", ".join(dict.fromkeys(row.device_kind for row in self.rows)) or "no device"
         parts = [f"{_count(len(self.rows), 'entry', 'entries')} on {kinds}"]
         parts.append(f"{_count(totals['configs_measured'], 'config', 'configs')} measured")
+        if totals["estimated"]:
+            parts.append(f"{_count(totals['estimated'], 'time is', 'times are')} estimated (~)")
         if failed := totals["configs_failed"]:
             stages = ", ".join(f"{stage} {number}" for stage, number in failed.items())
             parts.append(f"{sum(failed.values())} failed ({stages})")

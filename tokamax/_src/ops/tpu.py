@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokamax._src import devices, errors, shapes
+from tokamax._src import devices, errors, shapes, tpus
 
 LANES = 128
 """Elements of the last axis of a native tile."""
 
-_MIB = 2**20
-_KERNEL_VMEM = {"TPU v6 lite": 32 * _MIB, "TPU7x": 32 * _MIB}
-LEAST_KERNEL_VMEM = 16 * _MIB
+LEAST_KERNEL_VMEM = min(facts.kernel_vmem_bytes for facts in tpus.TPUS.values())
 """What the generation that grants least lets a kernel use of its vector memory, unless it asks for more."""
 
 
@@ -30,10 +28,10 @@ def supported_on(op: Any, device: Any) -> bool:
 def kernel_vmem_bytes() -> int:
     """Returns what the device lets a kernel use of its vector memory, unless the kernel asks for more.
 
-    It is less than the memory (128 MiB on v5e and v6e): the limits are those that the compiler (libtpu 0.0.52) names
-    when it refuses a kernel. On what is no TPU, or unknown, the least of all.
+    It is less than the memory (128 MiB on v5e and v6e), see `tpus`. On what is no TPU, or unknown, the least of all.
     """
-    return _KERNEL_VMEM.get(devices.device_kind(), LEAST_KERNEL_VMEM)
+    facts = tpus.of(devices.device_kind())
+    return LEAST_KERNEL_VMEM if facts is None else facts.kernel_vmem_bytes
 
 
 def sublanes(dtype: Any) -> int:
@@ -89,6 +87,14 @@ def canonical_precision(precision: Any, dtypes: tuple[Any, ...]) -> str | None:
             f"{precision!r}; use implementation='xla'"
         )
     return name
+
+
+def passes(precision: Any, dtypes: tuple[Any, ...]) -> int:
+    """Returns how many products of bf16 the matrix unit makes for one product of some dtypes.
+
+    At the highest precision numbers of 32 bits are split in three parts, and six products of those are added up.
+    """
+    return 6 if canonical_precision(precision, dtypes) == "highest" else 1
 
 
 def _precision_name(precision: Any) -> str | None:

@@ -20,6 +20,7 @@ _LIGHT = {
     "pinned": "#7a3fb0",
     "exact": "#0a7a45",
     "tuned": "#00788a",
+    "estimate": "#8a5a00",
     "error": "#b42343",
 }
 _DARK = {
@@ -42,6 +43,7 @@ _DARK = {
     "pinned": "#cba6f7",
     "exact": "#4cd28b",
     "tuned": "#4fd1d9",
+    "estimate": "#e3b341",
     "error": "#ff7b8f",
 }
 # From slow to fast, of one hue, evenly in lightness: what stands out on light paper stands out on dark paper too.

@@ -20,7 +20,7 @@ SHADES = 7
 
 _NAMES = ("ink", "muted", "grid", "paper", "configs", "default", "chosen", "fastest")
 _NAMES += ("model", "heuristic", "single", "nearest", "nearest-5", "tree", "random")
-_NAMES += ("pinned", "exact", "tuned", "error", *(f"heat-{i}" for i in range(SHADES)))
+_NAMES += ("pinned", "exact", "tuned", "estimate", "error", *(f"heat-{i}" for i in range(SHADES)))
 COLOURS = {name: f"#{0xFE0100 + i:06x}" for i, name in enumerate(_NAMES)}
 """Name -> the colour that stands for it while matplotlib draws."""
 

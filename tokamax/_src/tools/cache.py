@@ -3,12 +3,13 @@
 import argparse
 import dataclasses
 import datetime
+import glob
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from tokamax._src import environment, errors
+from tokamax._src import devices, environment, errors
 from tokamax._src.autotuning import housekeeping, store
 from tokamax._src.autotuning.result import AutotuningResult
 from tokamax._src.bound_arguments import get_runtime
@@ -46,6 +47,7 @@ def add(commands: Any) -> None:
     found.add_argument("--older-than", type=float, metavar="DAYS", help="drop what was measured longer ago")
     found.add_argument("--stale", action="store_true", help="drop what another toolchain (jax, jaxlib) measured")
     found.add_argument("--journals", action="store_true", help="drop journals of interrupted tunings")
+    found.add_argument("--estimated", action="store_true", help="drop configs that were estimated, not measured")
     found.add_argument("--all", action="store_true", help="drop every measurement")
     found.add_argument("--dry-run", action="store_true", help="only say what would go")
     found = common.add_command(
@@ -83,20 +85,28 @@ def _sweeps(args: argparse.Namespace) -> list[housekeeping.Sweep]:
     ]
 
 
+def _estimated(args: argparse.Namespace) -> list[pathlib.Path]:
+    op = "*" if args.op is None else glob.escape(store.file_stem(args.op))
+    device = "*" if args.device is None else glob.escape(devices.folder_name(args.device))
+    return sorted(store.private().data.glob(f"{device}/{op}.estimated.json"))
+
+
 def _list(args: argparse.Namespace) -> int:
     found, place = _sweeps(args), store.private()
-    journals = housekeeping.journals(place)
+    journals, estimated = housekeeping.journals(place), _estimated(args)
     rows: list[tuple[str, ...]] = [("device", "op", "entries", "shapes", "winners", "model", "kB", "newest")]
     for s in found:
         model, size = "yes" if s.has_model else "no", f"{s.size_bytes / 1000:.0f}"
         row = (s.device, s.op, s.entries, s.shapes, s.winners, model, size, s.newest or "-")
         rows.append(tuple(map(str, row)))
-    total = f"{sum(s.entries for s in found)} entries, {len(journals)} journals of interrupted tunings, in {place.data}"
+    total = f"{sum(s.entries for s in found)} entries, {len(journals)} journals of interrupted tunings, "
+    total += f"{len(estimated)} files of estimated configs, in {place.data}"
     data = {
         "data": str(place.data),
         "models": str(place.models),
         "sweeps": [{**dataclasses.asdict(s), "path": str(s.path)} for s in found],
         "journals": [str(path) for path in journals],
+        "estimated": [str(path) for path in estimated],
     }
     common.print_either(args, data, f"{format_table(rows)}\n{total}")
     return 0
@@ -129,8 +139,10 @@ def _age_days(env: Mapping[str, Any]) -> float:
 
 def _prune(args: argparse.Namespace) -> int:
     by_entry = args.all or args.stale or args.older_than is not None
-    if not by_entry and not args.journals:
-        raise errors.ArgumentError("what to drop must be said: --older-than DAYS, --stale, --journals or --all")
+    if not by_entry and not args.journals and not args.estimated:
+        raise errors.ArgumentError(
+            "what to drop must be said: --older-than DAYS, --stale, --journals, --estimated or --all"
+        )
 
     def drop(env: Mapping[str, Any]) -> bool:
         old = args.older_than is not None and _age_days(env) > args.older_than
@@ -139,15 +151,17 @@ def _prune(args: argparse.Namespace) -> int:
     place = store.private()
     pruned = [housekeeping.prune(place, s, drop, dry_run=args.dry_run) for s in (_sweeps(args) if by_entry else [])]
     journals = housekeeping.journals(place) if args.journals else []
+    estimated = _estimated(args) if args.estimated else []
     if not args.dry_run:
-        for path in journals:
+        for path in (*journals, *estimated):
             path.unlink(missing_ok=True)
     rows = [("device", "op", "entries", "winners")]
     rows += [(p.sweep.device, p.sweep.op, str(p.entries), str(p.winners)) for p in pruned if p.entries or p.winners]
     entries, winners = sum(p.entries for p in pruned), sum(p.winners for p in pruned)
     verb = "would go" if args.dry_run else "are gone"
-    text = f"{entries} entries, {winners} winners and {len(journals)} journals {verb}"
-    data = {"entries": entries, "winners": winners, "journals": len(journals), "dry_run": args.dry_run}
+    counts = {"entries": entries, "winners": winners, "journals": len(journals), "estimated": len(estimated)}
+    text = f"{entries} entries, {winners} winners, {len(journals)} journals, {len(estimated)} estimated files {verb}"
+    data = {**counts, "dry_run": args.dry_run}
     common.print_either(args, data, text if len(rows) == 1 else f"{format_table(rows)}\n{text}")
     return 0
 
