@@ -74,3 +74,33 @@ def test_evaluate_prints_folds_and_families(folder, capsys):
 def test_evaluate_without_data_fails(tmp_path, capsys):
     assert cli.main(["evaluate", "--data", str(tmp_path)]) == 1
     assert "nothing was evaluated" in capsys.readouterr().err
+
+
+def test_a_model_that_does_worse_on_new_shapes_does_not_replace_the_present_one(folder, monkeypatch):
+    from tokamax._src import training
+
+    place = store.DirectoryStore(folder / "data", folder / "models")
+    (problems,) = training.sweeps(place.data)
+    place.put_model(problems[0].device_kind, "toy", CostModel().fit(problems[:30]))
+    path = place.model_path(problems[0].device_kind, "toy")
+    before = path.read_bytes()
+    # More data helps: the new model is written.
+    assert training.train(problems, place).written == path
+    assert path.read_bytes() != before
+    # A learner that has become worse is not, even if it beat its rivals.
+    path.write_bytes(before)
+    place.reload()
+    monkeypatch.setattr(model_lib, "_SETTINGS", ((float("inf"), 1, 2, 5, 0.2),))
+    monkeypatch.setattr(training.evaluate.Report, "beats_rivals", lambda self: True)
+    again = training.train(problems, place)
+    assert again.written is None and "never saw, the present model reaches" in again.note
+    assert path.read_bytes() == before
+
+
+def test_a_model_knows_which_shapes_it_has_seen(folder):
+    from tokamax._src import training
+
+    (problems,) = training.sweeps(folder / "data")
+    model = CostModel().fit(problems[:30])
+    assert all(model.has_seen(problem.arguments) for problem in problems[:30])
+    assert not any(model.has_seen(problem.arguments) for problem in problems[30:])

@@ -132,3 +132,10 @@ def _check_heat_map(tab, knobs):
     assert _count(tab, "op0-knobs0-cells") == len(cells)
     texts = tab.evaluate("[...document.querySelectorAll('svg text')].map(e => e.textContent.trim())")
     assert all(f"{value:.2f}" in texts for value in cells if value < 9.99)
+
+
+def test_every_rung_of_the_ladder_has_a_colour():
+    from tokamax._src.report import style, svg
+
+    for source in ("pinned", "exact", "model", "tuned", "estimate", "heuristic"):
+        assert source in svg.COLOURS and source in style._LIGHT and source in style._DARK

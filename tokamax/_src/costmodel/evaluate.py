@@ -24,6 +24,7 @@ RIVALS: Mapping[str, Callable[[], Chooser]] = {
     "decision tree": rivals.WinnerTree,
     "random": rivals.RandomConfig,
 }
+FOLDS = 5
 _FLOOR = 1e-3  # a failed choice enters the geometric mean as a thousandfold slowdown
 
 
@@ -136,7 +137,7 @@ def predict_folds(
     problems: Sequence[Problem],
     facts: devices.DeviceFacts | None = None,
     *,
-    count: int = 5,
+    count: int = FOLDS,
     choosers: Mapping[str, Callable[[], Chooser]] | None = None,
 ) -> dict[str, list[HeldOut]]:
     """Returns what each chooser says of each problem that can be scored, held out in shape-grouped folds.
@@ -152,10 +153,11 @@ def predict_folds(
     """
     fold = dataset.folds([p.group for p in problems], count)
     splits = [(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(count)]
-    return _held_out(problems, splits, _in_folds(count), facts, choosers)
+    return _held_out(problems, splits, in_folds(count), facts, choosers)
 
 
-def _in_folds(count: int) -> str:
+def in_folds(count: int) -> str:
+    """Names the split of `predict_folds`."""
     return f"{count} shape-grouped folds"
 
 
@@ -163,7 +165,7 @@ def evaluate_folds(
     problems: Sequence[Problem],
     facts: devices.DeviceFacts | None = None,
     *,
-    count: int = 5,
+    count: int = FOLDS,
     choosers: Mapping[str, Callable[[], Chooser]] | None = None,
 ) -> Report:
     """Scores choosers on shape-grouped folds: each problem by choosers that never saw its shape.
@@ -177,7 +179,7 @@ def evaluate_folds(
     Raises:
       ArgumentError: if a fold would score nothing.
     """
-    return _report(predict_folds(problems, facts, count=count, choosers=choosers), _in_folds(count))
+    return report_of(predict_folds(problems, facts, count=count, choosers=choosers), in_folds(count))
 
 
 def families(problems: Sequence[Problem], share: float = 0.2) -> dict[str, np.ndarray]:
@@ -230,7 +232,7 @@ def evaluate_family(
       ArgumentError: if there is nothing to learn from or nothing to score.
     """
     split = [(np.flatnonzero(~is_test), np.flatnonzero(is_test))]
-    return _report(_held_out(problems, split, f"{name} held out", facts, choosers), f"{name} held out")
+    return report_of(_held_out(problems, split, f"{name} held out", facts, choosers), f"{name} held out")
 
 
 def _elements(scalars: Mapping[str, features.Scalar]) -> int:
@@ -264,11 +266,17 @@ def _held_out(
         known = [problems[i] for i in train]
         for name, make in choosers.items():
             chooser = make().fit(known, facts)
-            found[name] += [_ask(chooser, problems[i], facts) for i in test]
+            found[name] += [ask(chooser, problems[i], facts) for i in test]
     return found
 
 
-def _report(found: Mapping[str, Sequence[HeldOut]], split: str) -> Report:
+def report_of(found: Mapping[str, Sequence[HeldOut]], split: str) -> Report:
+    """Scores what choosers said of held-out problems.
+
+    Args:
+      found: chooser -> what it said, as `predict_folds` returns it.
+      split: how the problems were held out, in words.
+    """
     scored = [held.problem for held in next(iter(found.values()))]
     ceilings = [c for problem in scored if (c := problem.ceiling) is not None]
     return Report(
@@ -282,7 +290,8 @@ def _report(found: Mapping[str, Sequence[HeldOut]], split: str) -> Report:
     )
 
 
-def _ask(chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None) -> HeldOut:
+def ask(chooser: Chooser, problem: Problem, facts: devices.DeviceFacts | None) -> HeldOut:
+    """Returns what a fitted chooser says of a problem that it never saw."""
     told = {"default": problem.default, "extra": problem.extra}
     prediction = chooser.predict(problem.arguments, problem.configs, facts, **told)
     index = prediction.index

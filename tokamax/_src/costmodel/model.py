@@ -269,6 +269,11 @@ class CostModel:
         distance = self.neighbours_.distances(*self.spec_.point(scalars))
         return np.argsort(distance, kind="stable"), distance
 
+    def has_seen(self, arguments: features.Arguments) -> bool:
+        """Whether arguments of these shapes, dtypes and flags were among the training problems."""
+        scalars = features.describe(arguments)
+        return self.spec_.mismatch(scalars) is None and bool(self._nearest(scalars)[1].min() == 0.0)
+
     def _fallback(self, fields: Sequence[Mapping[str, Any]], near: np.ndarray, default: int) -> int | None:
         """Returns the config that beat the default on each of the nearest shapes; None if none did."""
         return neighbours.unanimous(self.neighbours_.table(fields, near[:_ASKED]), default)
