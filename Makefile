@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # -P: the checkout is not on sys.path, so the installed package is what runs.
 PYTEST := $(BIN)/python -P -m pytest
+# Files of tests are shared out over a few processes; what measures (`make slow`) runs alone.
+SHARED_OUT := -n auto --maxprocesses 4 --dist loadfile
 SOURCES := pyproject.toml README.md LICENSE $(shell find tokamax data models -type f -not -name '*.pyc' -not -name '*.lock')
 MATRIX ?= 3.12 3.13
 
@@ -13,7 +15,7 @@ demo: $(VENV)/installed
 	$(BIN)/tokamax demo
 
 test: $(VENV)/installed-test
-	$(PYTEST)
+	$(PYTEST) $(SHARED_OUT)
 
 slow: $(VENV)/installed-test
 	$(PYTEST) -m slow
