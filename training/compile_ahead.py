@@ -1,6 +1,6 @@
 """Compiles the ops for TPU with the real compiler, for TPUs that are not here: do defaults and allowed configs compile?
 
-    pip install 'tokamax[aot-tpu]'                                 # libtpu must fit the version of jaxlib
+    pip install 'tokamax[aot-tpu]'
     python training/compile_ahead.py --device v5e --device v6e     # default: v5e, v6e and 7x
     python training/compile_ahead.py --samples 4 --json
 

@@ -1,6 +1,6 @@
 """Tunes ragged dot for TPUs that are not here: `tokamax.autotune(..., device_kind=...)` over shapes of known models.
 
-    pip install 'tokamax[aot-tpu]'                        # libtpu must fit the version of jaxlib
+    pip install 'tokamax[aot-tpu]'
     python training/tune_ahead.py                         # 20 shapes for TPU v5 lite
     python training/tune_ahead.py --device v6e --gradients --write
 

@@ -138,3 +138,25 @@ def test_the_real_compiler_takes_a_config_and_refuses_one():
     assert found[large].kind == "resource exhausted", found[large]
     (other,) = tokamax.aot.check(bound(), [small], "TPU7x", timeout=120, max_workers=1).values()
     assert other.compiles and other.costs["flops"] > 0
+
+
+def calls():
+    """The ops for TPU, forward and gradients."""
+    dot = bound(1000, 512, 640, 4)
+    array = lambda heads: jax.ShapeDtypeStruct((1, 1000, heads, 128), "bfloat16")
+    attention = tokamax.PallasMosaicTpuAttention.bind(array(8), array(2), array(2), is_causal=True)
+        jax.ShapeDtypeStruct((1, 1000, 2, 128), "bfloat16"),
+    )
+    attention = tokamax.PallasMosaicTpuAttention.bind(query, key, key, is_causal=True)
+    return dot, *dot.op.bind_vjp(dot), attention, attention.op.bind_vjp(attention)
+
+
+@pytest.mark.parametrize("kind", ["v5e", "v6e", "7x"])
+def test_every_default_compiles_for_real(kind):
+    """`training/compile_ahead.py` does that with many shapes."""
+    pytest.importorskip("libtpu", reason="needs the extra aot-tpu")
+    pytest.importorskip("flatbuffers", reason="needs the extra aot-tpu")
+    with tokamax.aot.Checker(kind, timeout=120) as checker, tokamax.config.cross_compile(checker.facts.kind):
+        for ba in calls():
+            ((_, verdict),) = checker.verdicts(ba, [ba.default_config])
+            assert verdict.compiles, f"{ba!r}: {verdict}"
