@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tokamax._src.autotuning import session
+from tokamax._src.autotuning import guide, session
 from tokamax._src.autotuning.outcome import Failure
 from tokamax._src.benchmarking import BenchmarkData
-from toy import TableTimer, Toy, ToyConfig, arrays, by_block
+from toy import Estimating, TableTimer, Toy, ToyConfig, arrays, by_block
 
 QUICK = session.Settings(timer=TableTimer(by_block), rounds=2)
 
@@ -103,3 +103,13 @@ def test_features_that_raise_cost_what_a_model_would_tell_and_not_the_tuning():
     with pytest.warns(UserWarning, match="_get_cost_features raised ZeroDivisionError"):
         entry, _ = session.tune(cls().bind(*arrays(4)), settings)
     assert len(entry.outcomes) == 3 and entry.error is None
+
+
+def test_a_search_without_data_begins_with_the_best_by_estimate():
+    settings = dataclasses.replace(QUICK, search="model", budget=3, max_workers=2)
+    first = lambda op: session._Search.of(op.bind(*arrays(8)), settings, guide.Teacher(), None).propose({})
+    assert ToyConfig(8) in first(Estimating()) and Estimating().bind(*arrays(8)).default_config in first(Estimating())
+    # What an estimate rules out comes last.
+    inf = float("inf")
+    says = tuple(inf if c.block == 8 else 1.0 for c in Toy().bind(*arrays(8)).autotuning_configs)
+    assert ToyConfig(8) not in first(Estimating(says=says))

@@ -34,6 +34,8 @@ _SCALES = (0.03, 0.1, 0.3, 1.0)
 _LEAST_BUDGET = 8
 _LEAST_SPREAD, _RELATIVE_SPREAD = 0.02, 0.3
 """Standard deviation of a model's error where it expects the best, and how it grows with the expected log slowdown."""
+_ESTIMATE_SPREAD = 0.2
+"""The same of an estimate, about what the one of ragged dot on TPU is off by."""
 _LESSON_SHARE = 1 / 3
 _LEAST_TRIED = 3
 """Configs that ran before an early end."""
@@ -57,6 +59,14 @@ class Prior:
 
     log_slowdown: np.ndarray
     spread: np.ndarray
+
+    @classmethod
+    def of_estimate(cls, times_ms: np.ndarray) -> "Prior":
+        """Returns what an op's estimate says, `[configs]` in ms, inf for what should not be used; it is a rough one."""
+        finite = np.isfinite(times_ms)
+        expected = np.full(len(times_ms), np.nan)
+        expected[finite] = np.log(times_ms[finite] / times_ms[finite].min()) if finite.any() else np.nan
+        return cls(expected, _ESTIMATE_SPREAD + _RELATIVE_SPREAD * np.minimum(expected, 1.0))
 
 
 def vectors(configs: Sequence[Any]) -> np.ndarray:

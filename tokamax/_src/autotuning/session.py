@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from tokamax._src import benchmarking, devices, environment, errors, numerics, timing
+from tokamax._src import benchmarking, devices, environment, errors, estimates, numerics, timing
 from tokamax._src.autotuning import autotuner, gate, guide, isolation, outcome
 from tokamax._src.autotuning.result import Entry, describe_config
 from tokamax._src.bound_arguments import BoundArguments
@@ -290,11 +290,14 @@ class _Search:
         default, configs = ba.default_config, ba.autotuning_configs
         configs = configs if default in configs else (default, *configs)
         winner = teacher.nearest_winner(ba.abstract, configs)
+        prior = teacher.prior(ba.abstract, configs, extra=features.of_op(ba, configs))
+        if prior is None and (times_ms := estimates.of(ba, configs, devices.device_kind())) is not None:
+            prior = guide.Prior.of_estimate(times_ms)
         search = guide.Guide(
             configs,
             budget=budget or guide.default_budget(len(configs)),
             first=[configs.index(default), *([] if winner is None else [winner])],
-            prior=teacher.prior(ba.abstract, configs, extra=features.of_op(ba, configs)),
+            prior=prior,
             batch=max(2, settings.max_workers or devices.usable_cores()),
             seed=settings.seed,
         )
