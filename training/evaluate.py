@@ -5,7 +5,8 @@
 
 For each op and device of the sweeps: shape-grouped folds, and families of shapes held out whole, beside the rivals. The
 public tables have shape-grouped folds alone, the full grid leaves one size out at a time. Models are trained anew for
-each split, so the shipped model files are not read. The committed outputs stand in `training/results/`.
+each split, so the shipped model files are not read. The public tables name no default: `heuristic` is the first config
+there, and what abstains is judged by its choice. The committed outputs stand in `training/results/`.
 """
 
 import argparse
