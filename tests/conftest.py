@@ -29,3 +29,16 @@ def forget_choices(private_cache_dir):
 
     dispatch.session_store.clear()
     dispatch.forget()
+
+
+@pytest.fixture
+def one_round(monkeypatch):
+    """Every tuning takes one round, whatever it is told."""
+    from tokamax._src.autotuning import session
+
+    original = session.Settings.__init__
+
+    def init(self, **kwargs):
+        original(self, **(kwargs | {"rounds": 1}))
+
+    monkeypatch.setattr(session.Settings, "__init__", init)

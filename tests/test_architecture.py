@@ -57,6 +57,7 @@ costmodel/rivals
 costmodel/evaluate
 autotuning/guide
 autotuning/summary
+autotuning/keyed
 autotuning/estimated
 autotuning/result
 autotuning/store

@@ -9,18 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import tokamax
-from tokamax._src.autotuning import session
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """One round: these tests are about the words, not the figures."""
-    original = session.Settings.__init__
-
-    def init(self, **kwargs):
-        original(self, **(kwargs | {"rounds": 1}))
-
-    monkeypatch.setattr(session.Settings, "__init__", init)
+# These tests are about the words, not the figures.
+pytestmark = pytest.mark.usefixtures("one_round")
 
 
 def f(q, k, v):

@@ -171,7 +171,7 @@ def test_a_wrong_entry_is_a_miss_with_a_warning(best):
     winners = {ba().key: dataclasses.replace(store.Winner.of(entry()), config=best)}
     path = store.private().winners_path(devices.device_kind(), "toy")
     path.parent.mkdir(parents=True)
-    path.write_text(store.winners_text(winners, devices.device_kind(), "toy"))
+    path.write_text(store.WINNERS.text(winners, devices.device_kind(), "toy"))
     with pytest.warns(UserWarning, match="not used|damaged"):
         assert ba().choose_config().source == "heuristic"
     assert ba().choose_config().source == "heuristic"

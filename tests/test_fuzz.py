@@ -109,7 +109,7 @@ def files(tmp_path_factory):
             lambda content: tokamax.autotuning.bound_args_from_json(path_of(content)),
         ),
         "sweep": (sweep.read_bytes(), lambda content: store.read_jsonl(path_of(content))),
-        "winners": (winners.read_bytes(), lambda content: store.read_winners(path_of(content), kind)),
+        "winners": (winners.read_bytes(), lambda content: store.WINNERS.read(path_of(content), kind)),
         "journal": ((folder / "journal.jsonl").read_bytes(), read_journal),
         "model": (model.dumps(), lambda content: CostModel.load(io.BytesIO(content))),
     }

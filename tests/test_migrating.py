@@ -19,20 +19,12 @@ from jax import export
 
 import tokamax
 from tokamax import PallasMosaicTpuAttention, PallasMosaicTpuRaggedDot
-from tokamax._src.autotuning import session
 
 SCRIPT = pathlib.Path(tokamax.__file__).parent / "_src" / "tools" / "xplane_to_bound_args.py"
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """One round: these tests are about the words, not the figures."""
-    original = session.Settings.__init__
-
-    def init(self, **kwargs):
-        original(self, **(kwargs | {"rounds": 1}))
-
-    monkeypatch.setattr(session.Settings, "__init__", init)
+# These tests are about the words, not the figures.
+pytestmark = pytest.mark.usefixtures("one_round")
 
 
 def loss(x, scale):

@@ -115,5 +115,5 @@ def test_a_store_of_estimates_alone_has_no_sweep():
 def test_a_damaged_file_is_a_miss_with_a_warning(tmp_path, text, match):
     (tmp_path / "file").write_text(text)
     with pytest.warns(UserWarning, match=match):
-        assert estimated.read(tmp_path / "file", "a") == {}
-    assert estimated.read(tmp_path / "none", "a") == {}
+        assert estimated.FILES.read(tmp_path / "file", "a") == {}
+    assert estimated.FILES.read(tmp_path / "none", "a") == {}

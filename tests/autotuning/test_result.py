@@ -179,8 +179,8 @@ def test_overlay_is_per_thread_and_one_result_may_be_active_in_many():
     assert {seen[i, "inside"] for i in range(8)} == {ToyConfig(2)}
 
 
-def test_equal_results_share_a_trace_and_different_ones_do_not():
-    x, w = arrays()
+def noting_traces():
+    """A jitted call, and the list of the configs that it was traced with."""
     traced = []
 
     @jax.jit
@@ -188,6 +188,12 @@ def test_equal_results_share_a_trace_and_different_ones_do_not():
         traced.append(Toy.bind(x, w).choose_config().config)
         return Toy()(x, w)
 
+    return f, traced
+
+
+def test_equal_results_share_a_trace_and_different_ones_do_not():
+    x, w = arrays()
+    f, traced = noting_traces()
     result = AutotuningResult((entry(),))
     with result:
         f(x, w)
@@ -203,13 +209,7 @@ def test_equal_results_share_a_trace_and_different_ones_do_not():
 def test_a_result_may_be_freed_while_a_jitted_function_holds_its_program():
     """What is made in its place may lie at the same address, and must not get its program."""
     x, w = arrays()
-    traced = []
-
-    @jax.jit
-    def f(x, w):
-        traced.append(Toy.bind(x, w).choose_config().config)
-        return Toy()(x, w)
-
+    f, traced = noting_traces()
     for best in [ToyConfig(2), ToyConfig(4), ToyConfig(8)] * 3:
         result = AutotuningResult((entry(best=best),))
         with result:

@@ -6,15 +6,11 @@ dispatch, and never training data.
 
 import dataclasses
 import math
-import pathlib
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokamax._src import environment, errors, serialization
-
-_SCHEMA = "tokamax-estimated"
-_VERSION = 1
+from tokamax._src.autotuning import keyed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,31 +72,5 @@ def of_entries(entries: Iterable[Any]) -> dict[str, Estimated]:
     return {entry.key: found for entry in entries if (found := Estimated.of(entry)) is not None}
 
 
-def text(found: Mapping[str, Estimated], device_kind: str, op: str) -> str:
-    """Returns the text of a file, one line per key, in a fixed order."""
-    head = {"schema": _SCHEMA, "version": _VERSION, "device_kind": device_kind, "op": op}
-    items = [[key, estimated.to_json()] for key, estimated in sorted(found.items())]
-    return "[" + ",\n".join(map(serialization.dumps, (head, *items))) + "]\n"
-
-
-def read(path: pathlib.Path, device_kind: str) -> dict[str, Estimated]:
-    """Returns key -> estimated config; a damaged file or item is a miss, with one warning."""
-    try:
-        head, *items = serialization.loads(path.read_bytes())
-        if [head[name] for name in ("schema", "version", "device_kind")] != [_SCHEMA, _VERSION, device_kind]:
-            raise errors.FormatError(f"it must be {_SCHEMA} version {_VERSION} of {device_kind!r}")
-    except FileNotFoundError:
-        return {}
-    except (OSError, errors.FormatError, TypeError, KeyError, ValueError) as error:
-        warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=2)
-        return {}
-    found, bad = {}, 0
-    for item in items:
-        try:
-            key, body = item
-            found[str(key)] = Estimated.from_json(body)
-        except (TypeError, ValueError):
-            bad += 1
-    if bad:
-        warnings.warn(f"{bad} of {len(items)} entries of {path} are damaged and are not used", stacklevel=2)
-    return found
+FILES = keyed.Form("tokamax-estimated", 1, "estimated for", Estimated.to_json, Estimated.from_json)
+"""How they are kept."""

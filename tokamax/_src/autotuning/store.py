@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import platformdirs
 
 from tokamax._src import devices, environment, errors, files, resources, serialization
-from tokamax._src.autotuning import estimated
+from tokamax._src.autotuning import estimated, keyed
 from tokamax._src.autotuning.estimated import Estimated
 from tokamax._src.autotuning.journal import Journal
 from tokamax._src.autotuning.outcome import Failure
@@ -30,8 +30,6 @@ from tokamax._src.autotuning.result import Entry, Winner, parse_entries
 from tokamax._src.bound_arguments import BoundArguments
 from tokamax._src.costmodel.model import CostModel
 
-_WINNERS_SCHEMA = "tokamax-winners"
-_WINNERS_VERSION = 1
 _CHECKED = {"check": True, "tolerance": None}
 """How outputs were judged, where an environment does not say it: entries of another way say other things."""
 _HOW_LONG = ("timeout", "rounds")
@@ -152,7 +150,7 @@ class DirectoryStore:
         winners = self._winners.get(place)
         if winners is None:
             with self._lock:
-                winners = self._winners[place] = read_winners(self.winners_path(device_kind, op), device_kind)
+                winners = self._winners[place] = WINNERS.read(self.winners_path(device_kind, op), device_kind)
         return winners.get(key)
 
     def estimated(self, device_kind: str, op: str, key: str) -> Estimated | None:
@@ -161,7 +159,7 @@ class DirectoryStore:
         found = self._estimated.get(place)
         if found is None:
             with self._lock:
-                found = self._estimated[place] = estimated.read(self.estimated_path(device_kind, op), device_kind)
+                found = self._estimated[place] = estimated.FILES.read(self.estimated_path(device_kind, op), device_kind)
         return found.get(key)
 
     def model(self, device_kind: str, op: str) -> CostModel | None:
@@ -207,8 +205,8 @@ class DirectoryStore:
         for (kind, op), group in _by_place(e for e in entries if not e.is_estimated).items():
             path = self.winners_path(kind, op)
             with files.lock(path):
-                winners = {**read_winners(path, kind), **winners_of(group)}
-                files.write_atomically(path, winners_text(winners, kind, op).encode())
+                winners = {**WINNERS.read(path, kind), **winners_of(group)}
+                files.write_atomically(path, WINNERS.text(winners, kind, op).encode())
             with self._lock:
                 self._winners.pop((kind, op), None)
         self._put_estimated(e for e in entries if e.is_estimated)
@@ -218,8 +216,8 @@ class DirectoryStore:
         for (kind, op), group in _by_place(entries).items():
             path = self.estimated_path(kind, op)
             with files.lock(path):
-                found = {**estimated.read(path, kind), **estimated.of_entries(group)}
-                files.write_atomically(path, estimated.text(found, kind, op).encode())
+                found = {**estimated.FILES.read(path, kind), **estimated.of_entries(group)}
+                files.write_atomically(path, estimated.FILES.text(found, kind, op).encode())
             with self._lock:
                 self._estimated.pop((kind, op), None)
 
@@ -394,58 +392,25 @@ def winners_of(entries: Iterable[Entry]) -> dict[str, Winner]:
     return {entry.key: winner for entry in entries if (winner := Winner.of(entry)) is not None}
 
 
-def winners_text(winners: Mapping[str, Winner], device_kind: str, op: str) -> str:
-    """Returns the text of a file of winners, one line per key, in a fixed order."""
-    lines = [
-        serialization.dumps(
-            [
-                key,
-                {
-                    "config": w.config,
-                    "median_ms": w.median_ms,
-                    "default_ms": w.default_ms,
-                    "environment": w.environment,
-                },
-            ]
-        )
-        for key, w in sorted(winners.items())
-    ]
-    head = serialization.dumps(
-        {"schema": _WINNERS_SCHEMA, "version": _WINNERS_VERSION, "device_kind": device_kind, "op": op}
-    )
-    return "[" + ",\n".join([head, *lines]) + "]\n"
+def _winner_json(winner: Winner) -> dict[str, Any]:
+    return {
+        "config": winner.config,
+        "median_ms": winner.median_ms,
+        "default_ms": winner.default_ms,
+        "environment": winner.environment,
+    }
 
 
-def read_winners(path: pathlib.Path, device_kind: str) -> dict[str, Winner]:
-    """Returns key -> winner; a damaged file or entry is a miss, with one warning."""
-    try:
-        head, *items = serialization.loads(path.read_bytes())
-        if (head["schema"], head["version"]) != (_WINNERS_SCHEMA, _WINNERS_VERSION):
-            raise errors.FormatError(f"schema must be {_WINNERS_SCHEMA} version {_WINNERS_VERSION}")
-    except FileNotFoundError:
-        return {}
-    except (OSError, errors.FormatError, TypeError, KeyError, ValueError) as error:
-        warnings.warn(f"{path} is damaged or of another version and is not used: {error}", stacklevel=2)
-        return {}
-    if head.get("device_kind") != device_kind:
-        warnings.warn(
-            f"{path} was measured on {head.get('device_kind')!r}, not {device_kind!r}: not used", stacklevel=2
-        )
-        return {}
-    winners, bad = {}, 0
-    for item in items:
-        try:
-            key, body = item
-            env = body["environment"]
-            winner = Winner(body["config"], float(body["median_ms"]), body["default_ms"], env)
-            if not (isinstance(key, str) and isinstance(winner.config, dict) and isinstance(env, dict)):
-                raise TypeError
-            winners[key] = winner
-        except (TypeError, ValueError, KeyError, OverflowError):
-            bad += 1
-    if bad:
-        warnings.warn(f"{bad} of {len(items)} entries of {path} are damaged and are not used", stacklevel=2)
-    return winners
+def _winner_of_json(data: Any) -> Winner:
+    env = data["environment"]
+    winner = Winner(data["config"], float(data["median_ms"]), data["default_ms"], env)
+    if not (isinstance(winner.config, dict) and isinstance(env, dict)):
+        raise TypeError
+    return winner
+
+
+WINNERS = keyed.Form("tokamax-winners", 1, "measured on", _winner_json, _winner_of_json)
+"""How winners are kept."""
 
 
 def _read_model(path: pathlib.Path) -> CostModel | None:
