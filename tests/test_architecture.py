@@ -72,6 +72,8 @@ training
 dispatch
 suggest
 explanation
+checking
+tuning
 report/sweeps
 report/judged
 report/content

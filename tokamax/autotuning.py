@@ -1,6 +1,5 @@
 """Bound arguments, results, caches and the decision rule: `tokamax.autotuning`."""
 
-from tokamax._src.api import CheckReport as CheckReport
 from tokamax._src.api import bound_args_from_json as bound_args_from_json
 from tokamax._src.api import bound_args_from_json as bound_args_from_json_file
 from tokamax._src.api import bound_args_from_profile as bound_args_from_profile
@@ -18,6 +17,7 @@ from tokamax._src.autotuning.summary import Summary as Summary
 from tokamax._src.bound_arguments import BoundArguments as BoundArguments
 from tokamax._src.bound_arguments import ConfigChoice as ConfigChoice
 from tokamax._src.bound_arguments import Usage as Usage
+from tokamax._src.checking import CheckReport as CheckReport
 from tokamax._src.dispatch import forget as reload_caches
 from tokamax._src.explanation import Explanation as Explanation
 from tokamax._src.registry import register as register_implementation

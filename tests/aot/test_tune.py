@@ -132,7 +132,7 @@ def test_it_ends_when_the_time_is_over(compiled, monkeypatch):
 
     monkeypatch.setattr(check_lib.Checker, "_begin", slow)
     threading.Timer(1.0, released.set).start()
-    with pytest.warns(UserWarning, match="total_timeout is over: 1 of 3"):
+    with pytest.warns(UserWarning, match="total_timeout of 0.2 s is over: 1 of 3"):
         result = tune([bound(m) for m in (8, 16, 24)], total_timeout=0.2, max_workers=1)
     assert len(result) == 1
 

@@ -1,32 +1,21 @@
-"""The public functions: find ops, tune them, say what runs."""
+"""The public functions: find ops, tune them, say what runs. What only tuning and files need loads on use."""
 
-import contextlib
 import dataclasses
 import difflib
 import inspect
 import os
 import pathlib
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
-from tokamax._src import capture, devices, dispatch, errors, explanation, options, profiles, registry
-from tokamax._src.aot import check as aot_check
-from tokamax._src.aot import tune as aot_tune
-from tokamax._src.autotuning import guide, processes, session, store
-from tokamax._src.autotuning.journal import Journal
-from tokamax._src.autotuning.outcome import Failure
-from tokamax._src.autotuning.result import AutotuningResult, Entry, describe_config
+from tokamax._src import capture, checking, devices, dispatch, errors, explanation, options, registry
+from tokamax._src.autotuning import store
+from tokamax._src.autotuning.result import AutotuningResult
 from tokamax._src.bound_arguments import BoundArguments, ConfigChoice, set_runtime
-from tokamax._src.costmodel import dataset
 from tokamax._src.dispatch import warn
 from tokamax._src.op import NullConfig
-from tokamax._src.tables import Report
-
-_T = TypeVar("_T")
 
 
 def get_bound_args(f: Any, *args: Any, **kwargs: Any) -> tuple[BoundArguments, ...]:
@@ -98,6 +87,8 @@ def bound_args_to_json(bound_args: Sequence[BoundArguments]) -> str:
     Raises:
       SerializationError: if an argument has no name that a file could carry, for example a lambda.
     """
+    from tokamax._src import profiles
+
     return profiles.bound_args_text([(ba.to_json(), ba.usage) for ba in bound_args])
 
 
@@ -107,6 +98,8 @@ def bound_args_from_json(source: str | os.PathLike[str]) -> tuple[BoundArguments
     Raises:
       FormatError: if it is not what `bound_args_to_json` writes, or names an op that is not imported.
     """
+    from tokamax._src import profiles
+
     text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else None
     items = profiles.bound_args_items(pathlib.Path(source).read_bytes() if text is None else text)
     return tuple(dataclasses.replace(BoundArguments.from_json(data), usage=usage) for data, usage in items)
@@ -124,6 +117,8 @@ def bound_args_from_profile(*paths: str | os.PathLike[str]) -> tuple[BoundArgume
       FormatError: if a file is no profile, or if no op call is found.
       MissingExtraError: if protobuf is not installed.
     """
+    from tokamax._src import profiles
+
     found: dict[BoundArguments, BoundArguments] = {}
     reasons = []
     for op in profiles.read([pathlib.Path(path) for path in paths]):
@@ -224,6 +219,9 @@ def autotune(
       UnsupportedError: if no op has an estimate for `device_kind`.
       MissingExtraError: if the compiler for `device_kind` is not installed.
     """
+    from tokamax._src import tuning
+    from tokamax._src.autotuning import session
+
     if total_timeout is not None and not total_timeout > 0:
         raise errors.ArgumentError(f"total_timeout must be a positive number of seconds or None, got {total_timeout}")
     if device_kind is not None:
@@ -236,19 +234,19 @@ def autotune(
             tolerance=tolerance,
             isolation=isolation,
         )
-        with _deadline(total_timeout) as stop:
-            return _tune_ahead(
-                f,
-                args,
-                kwargs,
-                device_kind,
-                enough=1 if budget is None else budget,
-                timeout=timeout,
-                max_workers=max_workers,
-                ignore_cache=ignore_cache,
-                progress_bar=progress_bar,
-                stop=stop,
-            )
+        kind = tuning.kind_of(device_kind)
+        with options.cross_compile(kind):
+            ahead = list(dict.fromkeys(_targets(f, args, kwargs)))
+        return tuning.tune_ahead(
+            ahead,
+            kind,
+            enough=1 if budget is None else budget,
+            progress_bar=progress_bar,
+            total_timeout=total_timeout,
+            timeout=timeout,
+            max_workers=max_workers,
+            ignore_cache=ignore_cache,
+        )
     settings = session.Settings(
         timeout_s=timeout,
         max_workers=max_workers,
@@ -271,131 +269,15 @@ def autotune(
     targets = _targets(f, args, kwargs)
     if all_implementations:
         targets = [ba for target in targets for ba in implementations(target)]
-    todo = list(dict.fromkeys(targets))
-    with _deadline(total_timeout) as stop, _memory_given_back():
-        entries = _tune_all(
-            todo, settings, ignore_cache=ignore_cache, progress_bar=progress_bar, keep=keep, resume=resume, stop=stop
-        )
-        if stop.is_set():
-            warn(f"total_timeout of {total_timeout:g} s is over: {len(entries)} of {len(todo)} ops are in the result")
-    return AutotuningResult(tuple(entries))
-
-
-@contextlib.contextmanager
-def _memory_given_back() -> Iterator[None]:
-    """Ends worker processes at the end that hold memory of an accelerator; others wait for another tuning."""
-    try:
-        yield
-    finally:
-        processes.Process.end_idle(but="cpu")
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float | None) -> Iterator[threading.Event]:
-    """Yields an event that is set when the time is over."""
-    stop = threading.Event()
-    timer = threading.Timer(seconds, stop.set) if seconds is not None else None
-    try:
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
-        yield stop
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-def _tune_all(
-    todo: Sequence[BoundArguments],
-    settings: session.Settings,
-    *,
-    ignore_cache: bool,
-    progress_bar: bool,
-    keep: bool,
-    resume: bool,
-    stop: threading.Event,
-) -> list[Entry]:
-    """Tunes bound arguments one after the other; ends early at Ctrl-C and when `stop` is set."""
-    course = _Course(todo, settings) if settings.search == "model" else None
-    entries: dict[int, Entry] = {}
-    for number, i in enumerate(range(len(todo)) if course is None else course.order, 1):
-        ba = todo[i]
-        if stop.is_set():
-            break
-        known = None if ignore_cache else _known_entry(ba, settings.how())
-        if known is not None:
-            entries[i] = known
-            continue
-        journal = store.private().journal(ba, devices.device_kind(), settings.how(), resume=resume and not ignore_cache)
-        with _Progress(ba, f"{number}/{len(todo)}", enabled=progress_bar) as progress, _closed(journal):
-            try:
-                told = {"journal": journal, "on_event": progress.event, "stop": stop}
-                if course is None:
-                    extends = None if ignore_cache else _extensible_entry(ba, settings.how())
-                    entry, interrupted = session.tune(ba, settings, extends=extends, **told)
-                else:
-                    entry, interrupted = course.tune(ba, settings, **told)
-            except KeyboardInterrupt:
-                break
-            entries[i] = entry
-            kept = _keep(entry) if keep and entry.outcomes else True
-            if interrupted:
-                break
-            if journal is not None and kept and entry.error is None:
-                journal.discard()
-    return [entries[i] for i in sorted(entries)]
-
-
-class _Course:
-    """In which order a search by model tunes, and what each op's shapes teach each other.
-
-    Attributes:
-      order: indices of what is to be tuned: the lessons of each op first.
-    """
-
-    def __init__(self, todo: Sequence[BoundArguments], settings: session.Settings):
-        self._teachers: dict[str, guide.Teacher] = {}
-        self._budgets: dict[str, int] = {}
-        lessons: list[int] = []
-        for op in dict.fromkeys(ba.op.registered_name() for ba in todo):
-            where = [i for i, ba in enumerate(todo) if ba.op.registered_name() == op]
-            self._teachers[op] = teacher = _teacher(op)
-            sizes = [_space_size(todo[i]) for i in where]
-            configs = round(sum(sizes) / len(sizes))
-            budget = settings.budget or guide.default_budget(configs)
-            plan = guide.Plan.of([todo[i].abstract for i in where], configs, budget, len(teacher.problems))
-            lessons += [where[n] for n in plan.lessons]
-            self._budgets[op] = max(1, plan.budget)
-        self.order = [*lessons, *(i for i in range(len(todo)) if i not in set(lessons))]
-        self._lessons = {todo[i] for i in lessons}
-
-    def tune(self, ba: BoundArguments, settings: session.Settings, **options: Any) -> tuple[Entry, bool]:
-        """Tunes one op: a lesson whole, another by what the lessons taught."""
-        op = ba.op.registered_name()
-        if ba in self._lessons:
-            settings = dataclasses.replace(settings, search="exhaustive", budget=None)
-        return session.tune(ba, settings, teacher=self._teachers[op], budget=self._budgets[op], **options)
-
-
-def _space_size(ba: BoundArguments) -> int:
-    return _unless_it_raises(lambda: len(ba.autotuning_configs)) or 0
-
-
-@contextlib.contextmanager
-def _closed(journal: Journal | None) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if journal is not None:
-            journal.close()
-
-
-def _teacher(op: str) -> guide.Teacher:
-    """Returns what is known of an op on this device before it is tuned: its model here, and what was measured."""
-    kind = devices.device_kind()
-    stores = [store.library(), *([store.private()] if options.private_cache.value else [])]
-    problems = [p for place in stores for p in dataset.problems_from_entries(place.entries(kind, op))]
-    return guide.Teacher(dispatch.model(kind, op), problems, devices.facts(kind))
+    return tuning.tune(
+        list(dict.fromkeys(targets)),
+        settings,
+        total_timeout=total_timeout,
+        ignore_cache=ignore_cache,
+        progress_bar=progress_bar,
+        keep=keep,
+        resume=resume,
+    )
 
 
 _DEFAULTS = {
@@ -416,46 +298,6 @@ def _check_measures_nothing(**given: Any) -> None:
         raise errors.ArgumentError(
             f"options that are about measuring must be left out with device_kind, which measures nothing, got {changed}"
         )
-
-
-def _tune_ahead(
-    f: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    device_kind: str,
-    *,
-    enough: int,
-    timeout: float,
-    max_workers: int | None,
-    ignore_cache: bool,
-    progress_bar: bool,
-    stop: threading.Event,
-) -> AutotuningResult:
-    """Tunes for a device that is not here."""
-    kind = aot_check.facts_of(device_kind).kind
-    if enough < 1:
-        raise errors.ArgumentError(f"budget must be at least 1, got {enough}")
-    with options.cross_compile(kind):
-        todo = list(dict.fromkeys(_targets(f, args, kwargs)))
-    ranked = aot_tune.rankings(todo, kind)
-    limits = {"timeout": timeout, "max_workers": max_workers, "ignore_cache": ignore_cache}
-    with aot_check.Checker(kind, **limits) as checker, _bar(len(todo), f"for {kind}", progress_bar) as move:
-        entries = aot_tune.tune(todo, ranked, checker, enough=enough, on_entry=move, is_over=stop.is_set)
-    if stop.is_set():
-        warn(f"total_timeout is over: {len(entries)} of {len(todo)} ops are in the result")
-    return AutotuningResult(tuple(entries))
-
-
-@contextlib.contextmanager
-def _bar(total: int, text: str, enabled: bool) -> Iterator[Callable[[Entry], Any]]:
-    """Yields what moves a progress bar by one op; it does not show where stderr is not a terminal."""
-    if not (enabled and sys.stderr is not None and sys.stderr.isatty()):
-        yield lambda entry: None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, desc=text, unit="op", leave=False) as bar:
-        yield lambda entry: bar.update()
 
 
 def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BoundArguments]:
@@ -482,76 +324,6 @@ def _targets(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Boun
     return [ba for ba in get_bound_args(f, *args, **kwargs) if ba.op.config_cls is not NullConfig]
 
 
-def _known_entry(ba: BoundArguments, how: Mapping[str, Any]) -> Entry | None:
-    """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
-    stores = [*([store.private()] if options.private_cache.value else []), store.library()]
-    found = (place.known_entry(ba, devices.device_kind(), how) for place in stores)
-    return _unless_it_raises(lambda: next((entry for entry in found if entry is not None), None))
-
-
-def _extensible_entry(ba: BoundArguments, how: Mapping[str, Any]) -> tuple[Entry, list[Any]] | None:
-    """Returns an entry of the private cache that needs to be extended alone, and the configs it lacks; or None."""
-    if not options.private_cache.value:
-        return None
-    return _unless_it_raises(lambda: store.private().extensible_entry(ba, devices.device_kind(), how))
-
-
-def _unless_it_raises(look: Callable[[], _T]) -> _T | None:
-    """Returns what a look at an op finds; None if it raises, as for a space that does: the session records why."""
-    try:
-        return look()
-    except Exception:
-        return None
-
-
-def _keep(entry: Entry) -> bool:
-    """Adds an entry to the private data; what a file cannot carry stays in the result alone.
-
-    Returns:
-      False if it could not be written: its journal then keeps what was measured.
-    """
-    try:
-        store.private().keep([entry])
-    except errors.SerializationError:
-        pass
-    except errors.StorageError as error:
-        warn(f"measurements are not kept: {error}")
-        return False
-    return True
-
-
-class _Progress:
-    """A progress bar over the configs of one op: how many are done, the best so far, time left."""
-
-    def __init__(self, ba: BoundArguments, number: str, *, enabled: bool):
-        self._ba, self._number = ba, number
-        self._bar = None
-        self._enabled = enabled and sys.stderr is not None and sys.stderr.isatty()
-
-    def __enter__(self) -> "_Progress":
-        if self._enabled:
-            from tqdm.auto import tqdm
-
-            name = self._ba.op.registered_name()
-            self._bar = tqdm(total=None, desc=f"{self._number} {name}", unit="config", leave=False)
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def event(self, event: Any) -> None:
-        """Moves the bar."""
-        if self._bar is None:
-            return
-        self._bar.total = event.total
-        self._bar.update(event.done - self._bar.n)
-        if event.best_ms is None:
-            self._bar.set_postfix_str(f"compiled {event.compiled}/{event.total}")
-        else:
-            self._bar.set_postfix_str(f"best {event.best_ms:.3g} ms")
-
-
 def explain(f: Any, *args: Any, **kwargs: Any) -> explanation.Explanation:
     """Says for every op call of a program which config it would run with here and now, and why.
 
@@ -569,48 +341,7 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> explanation.Explanation:
     return explanation.explain(targets)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class CheckReport(Report):
-    """What `check` found: per op call, the config it runs with and whether that compiles.
-
-    Attributes:
-      rows: bound arguments, the choice (None if dispatch raised), and what is wrong (None if nothing is).
-      device_kind: the device.
-    """
-
-    rows: tuple[tuple[BoundArguments, ConfigChoice | None, str | None], ...]
-    device_kind: str
-
-    @property
-    def ok(self) -> bool:
-        """Whether every chosen config compiles."""
-        return all(reason is None for _, _, reason in self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, one item per op call."""
-        items = []
-        for ba, choice, reason in self.rows:
-            item = {"op": ba.op.registered_name(), "arguments": repr(ba), "error": reason}
-            if choice is not None:
-                item |= {"config": describe_config(choice.config), "source": choice.source}
-            items.append(item)
-        return {"device_kind": self.device_kind, "ok": self.ok, "ops": items}
-
-    def table(self) -> list[tuple[str, ...]]:
-        """See `Report`."""
-        rows = [("op", "arguments", "config", "source", "compiles")]
-        for ba, choice, reason in self.rows:
-            config, source = ("-", "error") if choice is None else (describe_config(choice.config), choice.source)
-            rows.append((ba.op.registered_name(), ba.shown_arguments, config, source, reason or "yes"))
-        return rows
-
-    def total(self) -> str:
-        """See `Report`."""
-        failed = sum(reason is not None for _, _, reason in self.rows)
-        return f"{len(self.rows) - failed} of {len(self.rows)} compile on {self.device_kind}"
-
-
-def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:
+def check(f: Any, *args: Any, **kwargs: Any) -> checking.CheckReport:
     """Compiles every op call of a program with the config it would run with here and now, and reports; runs nothing.
 
     Dispatch itself can replace a config that fails while it is traced, but not one that the compiler refuses later,
@@ -626,20 +357,7 @@ def check(f: Any, *args: Any, **kwargs: Any) -> CheckReport:
             "tokamax.config.cross_compile must be off to check, since this compiles for a device that is here; it is "
             f"{options.cross_compile.value!r}"
         )
-    rows: list[tuple[BoundArguments, ConfigChoice | None, str | None]] = []
-    for ba, choice in explain(f, *args, **kwargs).rows:
-        if not isinstance(choice, ConfigChoice):
-            rows.append((ba, None, str(choice)))
-            continue
-        function, arrays = ba.as_function(choice.config)
-        specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        try:
-            jax.jit(function).lower(specs).compile()
-        except Exception as error:
-            rows.append((ba, choice, Failure.of("compile", error).reason))
-        else:
-            rows.append((ba, choice, None))
-    return CheckReport(tuple(rows), devices.device_kind())
+    return checking.compiled(explain(f, *args, **kwargs).rows)
 
 
 class _Runtime:
