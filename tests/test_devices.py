@@ -53,6 +53,15 @@ def test_kind_of_this_cpu_names_the_processor_and_the_cores():
     assert devices.is_cpu(kind) and not devices.is_cpu("NVIDIA H200")
 
 
+def test_unlikeness_is_nothing_to_itself_and_grows_with_facts_and_names():
+    here = devices.DeviceFacts("cpu-amd-epyc-2c", "cpu", cores=2, l2_bytes=2**20)
+    more = dataclasses.replace(here, kind="cpu-amd-epyc-8c", cores=8)
+    other = dataclasses.replace(more, kind="cpu-intel-xeon-8c", l2_bytes=2**21)
+    assert devices.unlikeness(here, here) == 0.0
+    assert devices.unlikeness(here, more) == 4.0
+    assert devices.unlikeness(here, other) == devices.unlikeness(other, here) == 9.0
+
+
 def test_kind_of_a_device_that_is_no_cpu_is_the_one_that_jax_says():
     @dataclasses.dataclass(frozen=True)
     class Device:

@@ -99,12 +99,33 @@ def test_model_abstains_far_outside_of_what_it_saw():
             ba(100_000).choose_config()
 
 
-def test_model_of_another_cpu_is_used_and_flagged(monkeypatch):
+def keep_model_of(kind, platform="cpu"):
     model = next(iter(learned().models.values()))
-    store.private().put_model("cpu-some-other-f1m1-64c", "toy", model)
+    model.device_kind_, model.facts_ = kind, dataclasses.replace(model.facts_, kind=kind, platform=platform)
+    store.private().put_model(kind, "toy", model)
     dispatch.forget()
+
+
+def test_model_of_another_cpu_is_used_and_flagged():
+    with learned():
+        own = ba(80).choose_config()
+    keep_model_of("cpu-some-other-f1m1-64c")
     choice = ba(80).choose_config()
-    assert choice.source == "model" and "another CPU, cpu-some-other-f1m1-64c" in choice.detail
+    assert choice.source == "model" and "another device, cpu-some-other-f1m1-64c" in choice.detail
+    assert choice.config == own.config and choice.spread > own.spread
+    assert choice.expected_slowdown > own.expected_slowdown
+
+
+def test_model_of_another_sort_of_device_is_not_asked():
+    keep_model_of("NVIDIA Some", "gpu")
+    assert ba(80).choose_config().source == "heuristic"
+
+
+def test_of_two_other_devices_the_more_alike_is_asked_first():
+    here = devices.device_kind()
+    keep_model_of("cpu-some-other-f1m1-64c")
+    keep_model_of(here.rpartition("-")[0] + "-3c")
+    assert "-3c" in next(dispatch.models(here, "toy")).name
 
 
 @pytest.mark.parametrize("switch", ["error", "replay"])

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import subprocess
 import sys
@@ -124,6 +125,24 @@ def test_abstains_when_the_members_disagree(problems, facts):
     model.calibration_ = Calibration(**{**vars(model.calibration_), "max_doubt": -1.0})
     p = problems[0]
     assert "members disagree" in model.predict(p.arguments, p.configs).abstain
+
+
+def test_on_another_device_only_what_gains_much_replaces_the_default(model, problems, facts):
+    other = dataclasses.replace(facts, kind="cpu-another-4c")
+    stood_by = 0
+    for problem in problems:
+        for default in range(len(problem.configs)):
+            told = {"device": other, "default": default}
+            found = model.predict(problem.arguments, problem.configs, **told)
+            own = model.predict(problem.arguments, problem.configs, facts, default=default)
+            np.testing.assert_array_equal(found.order, own.order)
+            if found.abstain is None:
+                stood_by += 1
+                assert found.slowdown[default] > 1.19 * found.expected_slowdown
+                assert found.expected_slowdown > own.expected_slowdown
+            elif found.fallback is None:
+                assert "cpu-test-4c" in found.abstain
+    assert stood_by > 10
 
 
 def test_abstains_far_from_the_training_shapes(problems, facts):

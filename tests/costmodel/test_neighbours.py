@@ -34,10 +34,10 @@ def test_distance_counts_octaves_and_categories():
 def test_unanimous_choice_beats_the_default_everywhere():
     nan = np.nan
     table = np.array([[0.5, 0.0, 0.1, 0.2], [0.4, 0.6, 0.2, nan]])
-    assert unanimous(table, 0) == 2  # The second loses once, the last is unknown once.
-    assert unanimous(table[:1], 0) == 1
-    assert unanimous(table, 1) is None
-    assert unanimous(np.array([[nan, 0.1]]), 0) is None
+    assert unanimous(table, 0, least=0.02) == 2  # The second loses once, the last is unknown once.
+    assert unanimous(table[:1], 0, least=0.02) == 1
+    assert unanimous(table, 1, least=0.02) is None
+    assert unanimous(np.array([[nan, 0.1]]), 0, least=0.02) is None
 
 
 @pytest.mark.parametrize("part", ["numbers", "codes", "costs", "texts"])

@@ -6,6 +6,7 @@ number of cores this process may use: `cpu-amd-epyc-f25m17-2c`.
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import platform
@@ -104,6 +105,14 @@ def facts(kind: str | None = None) -> DeviceFacts:
     if (tpu := tpus.TPUS.get(kind)) is not None:
         return DeviceFacts(kind, "tpu", tpu.cores, tpu.clock_ghz, tpu.vmem_bytes, memory_bytes=tpu.hbm_bytes)
     return DeviceFacts(kind, "tpu" if kind.lower().startswith("tpu") else "gpu")
+
+
+def unlikeness(a: DeviceFacts, b: DeviceFacts) -> float:
+    """How little two devices have in common: octaves between facts that both have, and parts of one name alone."""
+    names = [f.name for f in dataclasses.fields(DeviceFacts) if f.name not in ("kind", "platform")]
+    pairs = [(getattr(a, name), getattr(b, name)) for name in names]
+    octaves = sum(abs(math.log2(x / y)) for x, y in pairs if x and y)
+    return octaves + len(set(folder_name(a.kind).split("-")) ^ set(folder_name(b.kind).split("-")))
 
 
 def usable_cores() -> int:

@@ -83,7 +83,7 @@ def _estimated_configs(kind: str, op: str, key: str) -> Iterator[Place]:
 
 
 def models(kind: str, op: str) -> Iterator[Place]:
-    """Yields cost models for an op, the one to prefer first; those of other CPUs, flagged, last."""
+    """Yields cost models for an op, the one to prefer first; those of other devices of its sort, flagged, last."""
     for overlay in reversed(options.overlays.value):
         if (model := overlay.models.get((kind, op))) is not None:
             yield Place("the active result", model)
@@ -93,22 +93,17 @@ def models(kind: str, op: str) -> Iterator[Place]:
     for name, store in stores:
         if (model := store.model(kind, op)) is not None:
             yield Place(f"{name} model", model)
-    if devices.is_cpu(kind):
-        for name, store in stores:
-            others = [k for k in store.model_kinds(op) if k != devices.folder_name(kind) and devices.is_cpu(k)]
-            for other in sorted(others, key=lambda k: (_unlikeness(kind, k), k)):
-                if (model := store.model(other, op)) is not None:
-                    yield Place(f"{name} model of another CPU, {other}", model)
+    here = devices.facts(kind)
+    for name, store in stores:
+        others = [store.model(k, op) for k in store.model_kinds(op) if k != devices.folder_name(kind)]
+        of_its_sort = [m for m in others if m is not None and m.facts_.platform == here.platform]
+        for model in sorted(of_its_sort, key=lambda m: (devices.unlikeness(here, m.facts_), m.device_kind_)):
+            yield Place(f"{name} model of another device, {model.device_kind_}", model)
 
 
 def model(kind: str, op: str) -> CostModel | None:
     """Returns the cost model that dispatch asks first for an op, if there is one."""
     return next((place.found for place in models(kind, op)), None)
-
-
-def _unlikeness(kind: str, other: str) -> int:
-    """How little two CPU kinds have in common: parts of the name that only one of them has."""
-    return len(set(devices.folder_name(kind).split("-")) ^ set(other.split("-")))
 
 
 def _decoded(ba: BoundArguments, place: Place) -> Any:

@@ -34,6 +34,10 @@ _SHORTLIST_TREES = 40
 """How many configs of a larger space all members judge, and by how many trees these are picked."""
 _HARM = 0.03
 """Log slowdown against the default that counts as a loss: what is less may be the noise of the measurements."""
+_FOREIGN_SPREAD = 0.09
+"""Standard deviation of the difference that another device makes to the log slowdown of a good config: 0.08 to 0.10
+between A100 and H100 (`training/transfer.py`). A model of another device moves a default for twice that alone."""
+_LEAST_GAIN = 0.02
 _ASKED = 5
 """How many of the nearest shapes must agree before their choice replaces an abstention."""
 _SETTINGS = (  # (rows below, trees, leaves, least rows of a leaf, learning rate)
@@ -239,6 +243,7 @@ class CostModel:
         """
         if not configs:
             raise errors.ArgumentError("there must be at least one config to choose from, got none")
+        off = 0.0 if device is None or device.kind == self.device_kind_ else _FOREIGN_SPREAD
         scalars = features.describe(arguments)
         fields = [features.config_fields(c) for c in configs]
         usable = self.spec_.known(fields)
@@ -252,17 +257,17 @@ class CostModel:
             # A dtype or a flag that is new hardly changes which config wins; anything else that is new may.
             if default is None or not usable.any() or self.spec_.mismatch(self.spec_.kin(scalars)) is not None:
                 return found
-            return dataclasses.replace(found, fallback=self._fallback(fields, self._nearest(scalars)[0], default))
+            return dataclasses.replace(found, fallback=self._fallback(fields, self._nearest(scalars)[0], default, off))
         matrix = self.spec_.matrix(scalars, fields, device or self.facts_, extra)
         usable = self._should_work(matrix, usable)
         asked, rest = self._shortlist(matrix, usable, default)
         near, distance = self._nearest(scalars)
         place = None if default is None else int(np.searchsorted(asked, default))
-        found = self._decide(self.forest_.predict(matrix[asked]), usable[asked], place, float(distance[near[0]]))
+        found = self._decide(self.forest_.predict(matrix[asked]), usable[asked], place, float(distance[near[0]]), off)
         found = dataclasses.replace(found.among(asked, rest), nearest=self._shown(near[0]))
         if found.abstain is None or default is None:
             return found
-        return dataclasses.replace(found, fallback=self._fallback(fields, near, default))
+        return dataclasses.replace(found, fallback=self._fallback(fields, near, default, off))
 
     def _nearest(self, scalars: Mapping[str, features.Scalar]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the training shapes by distance, the nearest first, and the distance of each, `[shapes]` both."""
@@ -274,9 +279,10 @@ class CostModel:
         scalars = features.describe(arguments)
         return self.spec_.mismatch(scalars) is None and bool(self._nearest(scalars)[1].min() == 0.0)
 
-    def _fallback(self, fields: Sequence[Mapping[str, Any]], near: np.ndarray, default: int) -> int | None:
+    def _fallback(self, fields: Sequence[Mapping[str, Any]], near: np.ndarray, default: int, off: float) -> int | None:
         """Returns the config that beat the default on each of the nearest shapes; None if none did."""
-        return neighbours.unanimous(self.neighbours_.table(fields, near[:_ASKED]), default)
+        least = max(_LEAST_GAIN, 2 * off)
+        return neighbours.unanimous(self.neighbours_.table(fields, near[:_ASKED]), default, least=least)
 
     def expect(
         self,
@@ -325,20 +331,25 @@ class CostModel:
         ranked = np.argsort(first, kind="stable")
         return np.sort(ranked[:_SHORTLIST]), ranked[_SHORTLIST:]
 
-    def _decide(self, scores: np.ndarray, usable: np.ndarray, default: int | None, distance: float) -> Prediction:
-        limits = self.calibration_
-        judged = _judge(scores, usable)
+    def _decide(
+        self, scores: np.ndarray, usable: np.ndarray, default: int | None, distance: float, off: float
+    ) -> Prediction:
+        """Chooses by the scores of the members; `off` is how far another device may be from what they know."""
+        limits, judged = self.calibration_, _judge(scores, usable)
+        least = max(limits.min_gain, 2 * off)
         index = int(judged.order[0])
-        if default is not None and usable[default] and judged.gain(index, default) <= limits.min_gain:
+        if default is not None and usable[default] and judged.gain(index, default) <= least:
             index = default
-        doubt = judged.doubt(index)
+        doubt, agreed = judged.doubt(index) + off, judged.agree_on_gain(index, default, least)
         reason = None
         if distance > limits.max_distance:
             reason = f"the nearest shape is {distance:.1f} octaves away, at most {limits.max_distance:.1f} is usual"
-        elif doubt > limits.max_doubt and not judged.agree_on_gain(index, default, limits.min_gain):
+        elif off and not agreed:
+            reason = f"it is of {self.device_kind_}, and its members do not all expect a gain of {np.expm1(least):.0%}"
+        elif doubt > limits.max_doubt and not agreed:
             reason = f"the members disagree by {np.expm1(doubt):.1%}, the limit is {np.expm1(limits.max_doubt):.1%}"
-        slowdown = np.where(usable, np.exp(np.maximum(judged.log_slowdown + limits.optimism, 0.0)), np.nan)
-        return Prediction(index, judged.order, slowdown, judged.spread, doubt, reason, distance=distance)
+        slowdown = np.where(usable, np.exp(np.maximum(judged.log_slowdown + limits.optimism, 0.0) + off), np.nan)
+        return Prediction(index, judged.order, slowdown, np.hypot(judged.spread, off), doubt, reason, distance=distance)
 
     def choose(
         self,

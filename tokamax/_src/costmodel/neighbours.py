@@ -15,7 +15,6 @@ from tokamax._src import errors
 from tokamax._src.costmodel import features
 from tokamax._src.costmodel.dataset import Problem
 
-_LEAST_GAIN = 0.02
 _UNKNOWN = 255
 _STEPS_PER_LOG = 100.0
 """Costs are kept in one byte: steps of 1 % slowdown, up to a factor of 12; what is slower counts as that."""
@@ -126,15 +125,16 @@ def distances(numbers: np.ndarray, codes: np.ndarray, all_numbers: np.ndarray, a
     return np.sqrt((gap**2).sum(axis=1)) + (all_codes != codes).sum(axis=1)
 
 
-def unanimous(table: np.ndarray, default: int) -> int | None:
+def unanimous(table: np.ndarray, default: int, *, least: float) -> int | None:
     """Returns the config that is best on average among those faster than the default on every shape; None if none is.
 
     Args:
       table: log(time / best time), `[shapes, configs]`; nan where unknown.
       default: index of the default.
+      least: log gain that counts as faster.
     """
     gains = table[:, [default]] - table
-    agreed = np.all(np.nan_to_num(gains, nan=-1.0) > _LEAST_GAIN, axis=0)
+    agreed = np.all(np.nan_to_num(gains, nan=-1.0) > least, axis=0)
     if not agreed.any():
         return None
     return int(np.argmin(np.where(agreed, np.nan_to_num(table, nan=np.inf).mean(axis=0), np.inf)))
