@@ -64,22 +64,20 @@ def with_defaults(problems: Sequence[Problem], seed: int = 0) -> list[tuple[Prob
 
 def row(model: CostModel, problems: Sequence[Problem], facts: devices.DeviceFacts) -> tuple[str, ...]:
     """Returns a row of the table: a model on the problems of a device."""
-    ranked = [evaluate.ask(model, p, facts) for p in problems]
-    first = np.array([h.top(1) for h in ranked])
-    gains, moved = [], 0
-    asked = with_defaults(problems)
+    ranked = {evaluate.MODEL: [evaluate.ask(model, p, facts) for p in problems]}
+    scores = evaluate.report_of(ranked, "the device held out").scores[evaluate.MODEL]
+    gains, asked = [], with_defaults(problems)
     for problem, default in asked:
         found = model.predict(problem.arguments, problem.configs, facts, default=default)
         if found.abstain is None and found.index != default:
-            moved += 1
             gains.append(float(problem.log_slowdown[default] - problem.log_slowdown[found.index]))
     real = np.array(gains)
     return (
         f"{model.device_kind_} -> {facts.kind}",
         str(len(problems)),
-        f"{np.exp(-np.log(first).mean()):.3f}",
-        f"{np.mean([h.top(5) for h in ranked]):.3f}",
-        f"{moved / len(asked):.2f}",
+        f"{scores.slowdown:.3f}",
+        f"{scores.top_5:.3f}",
+        f"{len(gains) / len(asked):.2f}",
         f"{np.mean(real < -_HARM):.3f}",
         f"{np.exp(real.mean()):.2f}x",
     )
@@ -88,18 +86,16 @@ def row(model: CostModel, problems: Sequence[Problem], facts: devices.DeviceFact
 def main() -> int:
     """Runs the command."""
     import replay
-    import tables
 
-    try:
-        found = {name: replay.shuffled(tables.matmul(name), 0) for name in ("H100", "A100")}
-    except FileNotFoundError:
-        print("the public tables are not on this disk", file=sys.stderr)
+    tables = replay.tables(("h100", "a100"))
+    found = {name.upper(): (replay.shuffled(problems, 0), facts) for name, problems, facts, _ in tables}
+    if len(found) < 2:
         return 1
     rows = [("learned -> judged", "problems", "slowdown of first", "best of 5", "defaults moved", "lost", "mean gain")]
     for a, b in (("H100", "A100"), ("A100", "H100")):
-        model = CostModel().fit(found[a], tables.facts(found[a][0].device_kind))
-        rows.append(row(model, found[b], tables.facts(found[b][0].device_kind)))
-        print(f"what {b} adds to the log slowdown of configs good on {a}: {difference(found[a], found[b]):.3f}")
+        rows.append(row(CostModel().fit(*found[a]), *found[b]))
+        added = difference(found[a][0], found[b][0])
+        print(f"what {b} adds to the log slowdown of configs good on {a}: {added:.3f}")
     print(format_table(rows))
     return 0
 

@@ -35,10 +35,7 @@ def tune(
       **how: `ignore_cache`, `progress_bar`, `keep` and `resume` of `tokamax.autotune`.
     """
     with _deadline(total_timeout) as stop, _memory_given_back():
-        entries = _tune_all(todo, settings, stop=stop, **how)
-        if stop.is_set():
-            warn(f"total_timeout of {total_timeout:g} s is over: {len(entries)} of {len(todo)} ops are in the result")
-    return AutotuningResult(tuple(entries))
+        return _result(_tune_all(todo, settings, stop=stop, **how), len(todo), total_timeout, stop)
 
 
 def kind_of(device_kind: str) -> str:
@@ -71,12 +68,19 @@ def tune_ahead(
     """
     if enough < 1:
         raise errors.ArgumentError(f"budget must be at least 1, got {enough}")
-    ranked = aot_tune.rankings(todo, kind)
     with _deadline(total_timeout) as stop:
+        ranked = aot_tune.rankings(todo, kind)
         with aot_check.Checker(kind, **limits) as checker, _bar(len(todo), f"for {kind}", progress_bar) as move:
             entries = aot_tune.tune(todo, ranked, checker, enough=enough, on_entry=move, is_over=stop.is_set)
-        if stop.is_set():
-            warn(f"total_timeout of {total_timeout:g} s is over: {len(entries)} of {len(todo)} ops are in the result")
+        return _result(entries, len(todo), total_timeout, stop)
+
+
+def _result(
+    entries: Sequence[Entry], asked: int, total_timeout: float | None, stop: threading.Event
+) -> AutotuningResult:
+    """Returns entries as a result, with a warning if the time was over before all that was asked for was tuned."""
+    if stop.is_set():
+        warn(f"total_timeout of {total_timeout:g} s is over: {len(entries)} of {asked} ops are in the result")
     return AutotuningResult(tuple(entries))
 
 
