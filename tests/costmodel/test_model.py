@@ -145,6 +145,14 @@ def test_on_another_device_only_what_gains_much_replaces_the_default(model, prob
     assert stood_by > 10
 
 
+def test_on_another_device_a_search_begins_with_a_wider_spread(model, problems, facts):
+    other, p = dataclasses.replace(facts, kind="cpu-another-4c"), problems[0]
+    expected, spread = model.expect(p.arguments, p.configs, other)
+    at_home, spread_at_home = model.expect(p.arguments, p.configs, facts)
+    np.testing.assert_array_equal(expected, at_home)
+    assert (spread > spread_at_home).all() and (spread > 0.05).all()
+
+
 def test_abstains_far_from_the_training_shapes(problems, facts):
     model = CostModel(iterations=20).fit(problems, facts)
     model.calibration_ = Calibration(**{**vars(model.calibration_), "max_distance": -1.0})

@@ -63,10 +63,9 @@ def _winners(kind: str, op: str, key: str) -> Iterator[Place]:
             yield Place("the active result" if depth == 0 else f"active result {depth} levels out", winner)
     if (winner := session_store.winner(kind, op, key)) is not None:
         yield Place("tuned in this process", winner)
-    if options.private_cache.value and (winner := store_lib.private().winner(kind, op, key)) is not None:
-        yield Place("private cache", winner)
-    if (winner := store_lib.library().winner(kind, op, key)) is not None:
-        yield Place("library cache", winner)
+    for name, store in store_lib.in_use():
+        if (winner := store.winner(kind, op, key)) is not None:
+            yield Place(f"{name} cache", winner)
 
 
 def _estimated_configs(kind: str, op: str, key: str) -> Iterator[Place]:
@@ -74,12 +73,9 @@ def _estimated_configs(kind: str, op: str, key: str) -> Iterator[Place]:
     for overlay in reversed(options.overlays.value):
         if (found := overlay.estimated.get((kind, key))) is not None:
             yield Place("the active result", found)
-    stores = [("library", store_lib.library())]
-    if options.private_cache.value:
-        stores.insert(0, ("private cache", store_lib.private()))
-    for name, store in stores:
+    for name, store in store_lib.in_use():
         if (found := store.estimated(kind, op, key)) is not None:
-            yield Place(name, found)
+            yield Place(f"{name} cache", found)
 
 
 def models(kind: str, op: str) -> Iterator[Place]:
@@ -87,9 +83,7 @@ def models(kind: str, op: str) -> Iterator[Place]:
     for overlay in reversed(options.overlays.value):
         if (model := overlay.models.get((kind, op))) is not None:
             yield Place("the active result", model)
-    stores = [("library", store_lib.library())]
-    if options.private_cache.value:
-        stores.insert(0, ("private", store_lib.private()))
+    stores = store_lib.in_use()
     for name, store in stores:
         if (model := store.model(kind, op)) is not None:
             yield Place(f"{name} model", model)

@@ -196,8 +196,7 @@ def _closed(journal: Journal | None) -> Iterator[None]:
 def _teacher(op: str) -> guide.Teacher:
     """Returns what is known of an op on this device before it is tuned: its model here, and what was measured."""
     kind = devices.device_kind()
-    stores = [store.library(), *([store.private()] if options.private_cache.value else [])]
-    problems = [p for place in stores for p in dataset.problems_from_entries(place.entries(kind, op))]
+    problems = [p for _, place in store.in_use() for p in dataset.problems_from_entries(place.entries(kind, op))]
     return guide.Teacher(dispatch.model(kind, op), problems, devices.facts(kind))
 
 
@@ -215,8 +214,7 @@ def _bar(total: int, text: str, enabled: bool) -> Iterator[Callable[[Entry], Any
 
 def _known_entry(ba: BoundArguments, how: Mapping[str, Any]) -> Entry | None:
     """Returns the newest known entry of the caches that spares a tuning, the private cache's first; or None."""
-    stores = [*([store.private()] if options.private_cache.value else []), store.library()]
-    found = (place.known_entry(ba, devices.device_kind(), how) for place in stores)
+    found = (place.known_entry(ba, devices.device_kind(), how) for _, place in store.in_use())
     return _unless_it_raises(lambda: next((entry for entry in found if entry is not None), None))
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import platformdirs
 
-from tokamax._src import devices, environment, errors, files, resources, serialization
+from tokamax._src import devices, environment, errors, files, options, resources, serialization
 from tokamax._src.autotuning import estimated, keyed
 from tokamax._src.autotuning.estimated import Estimated
 from tokamax._src.autotuning.journal import Journal
@@ -442,3 +442,9 @@ def private() -> DirectoryStore:
 def library() -> DirectoryStore:
     """Returns the library cache: the data and models that are installed with the package."""
     return DirectoryStore(resources.data_dir(), resources.models_dir())
+
+
+def in_use() -> list[tuple[str, DirectoryStore]]:
+    """Returns the caches that are read, with their names, the one to prefer first."""
+    own = [("private", private())] if options.private_cache.value else []
+    return [*own, ("library", library())]

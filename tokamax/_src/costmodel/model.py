@@ -243,7 +243,7 @@ class CostModel:
         """
         if not configs:
             raise errors.ArgumentError("there must be at least one config to choose from, got none")
-        off = 0.0 if device is None or device.kind == self.device_kind_ else _FOREIGN_SPREAD
+        off = self._off(device)
         scalars = features.describe(arguments)
         fields = [features.config_fields(c) for c in configs]
         usable = self.spec_.known(fields)
@@ -268,6 +268,10 @@ class CostModel:
         if found.abstain is None or default is None:
             return found
         return dataclasses.replace(found, fallback=self._fallback(fields, near, default, off))
+
+    def _off(self, device: devices.DeviceFacts | None) -> float:
+        """Returns how far another device may be from what the members know, as log(slowdown)."""
+        return 0.0 if device is None or device.kind == self.device_kind_ else _FOREIGN_SPREAD
 
     def _nearest(self, scalars: Mapping[str, features.Scalar]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the training shapes by distance, the nearest first, and the distance of each, `[shapes]` both."""
@@ -308,7 +312,8 @@ class CostModel:
         matrix = self.spec_.matrix(features.describe(arguments), fields, device or self.facts_, extra)
         usable = self._should_work(matrix, self.spec_.known(fields))
         judged = _judge(self.forest_.predict(matrix), usable)
-        return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, judged.spread, np.nan)
+        spread = np.hypot(judged.spread, self._off(device))
+        return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, spread, np.nan)
 
     def _should_work(self, matrix: np.ndarray, usable: np.ndarray) -> np.ndarray:
         """Returns which of the usable configs are not expected to fail; all of them if all are, `[configs]`."""
