@@ -30,6 +30,12 @@ def test_measured_shapes_are_passed_over():
     assert [s.bound_args for s in suggest([ba(8), ba(16), ba(16)], 5)] == [ba(16)]
 
 
+def test_what_dispatch_leaves_out_is_measured_all_the_same():
+    store.private().put([entry(8)])
+    with tokamax.config.private_cache(False):
+        assert [s.bound_args for s in suggest([ba(8), ba(16)], 5)] == [ba(16)]
+
+
 def test_what_the_model_does_not_know_comes_first():
     bound = [ba(m) for m in (16, 24, 32, 48, 64, 96, 128, 192)]
     result = tokamax.autotune(bound, timer=TableTimer(by_block), progress_bar=False, keep=False).fit()

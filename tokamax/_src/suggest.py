@@ -64,7 +64,7 @@ def suggest(among: Sequence[BoundArguments], count: int, *, weights: Sequence[fl
     found: dict[BoundArguments, tuple[float, str]] = {}
     for ba, weight in zip(among, weights, strict=True):
         op = ba.op.registered_name()
-        measured = any(place.winner(kind, op, ba.key) for _, place in store.in_use())
+        measured = any(place.winner(kind, op, ba.key) for place in (store.private(), store.library()))
         if measured or ba.op.config_cls is NullConfig or ba in found:
             continue
         if dispatch.unlisted(ba) is not None or len(ba.autotuning_configs) < 2:

@@ -55,7 +55,7 @@ class Prediction:
       index: the config to use.
       order: all configs, the most promising first, `[configs]`.
       slowdown: expected time over the best config's time, `[configs]`; nan where the chooser cannot say.
-      spread: disagreement of the ensemble about log(slowdown), `[configs]`.
+      spread: disagreement of the ensemble about log(slowdown), widened on another device, `[configs]`.
       doubt: by how much the members expect the chosen config to miss their own best, as log(slowdown).
       abstain: why the choice should not be used; None to stand by it.
       fallback: where it abstains, the config that beat the default on every one of the nearest shapes, if there is one.
@@ -305,15 +305,14 @@ class CostModel:
           extra: the op's own features of each config.
 
         Returns:
-          log(time / best time) of each config and its spread over the members, `[configs]` each; nan for configs that
-          are expected to fail or lie outside of the measured ones.
+          log(time / best time) of each config and its spread over the members, widened on another device, `[configs]`
+          each; nan for configs that are expected to fail or lie outside of the measured ones.
         """
         fields = [features.config_fields(c) for c in configs]
         matrix = self.spec_.matrix(features.describe(arguments), fields, device or self.facts_, extra)
         usable = self._should_work(matrix, self.spec_.known(fields))
-        judged = _judge(self.forest_.predict(matrix), usable)
-        spread = np.hypot(judged.spread, self._off(device))
-        return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, spread, np.nan)
+        judged = _judge(self.forest_.predict(matrix), usable, self._off(device))
+        return np.where(usable, judged.log_slowdown, np.nan), np.where(usable, judged.spread, np.nan)
 
     def _should_work(self, matrix: np.ndarray, usable: np.ndarray) -> np.ndarray:
         """Returns which of the usable configs are not expected to fail; all of them if all are, `[configs]`."""
@@ -340,7 +339,7 @@ class CostModel:
         self, scores: np.ndarray, usable: np.ndarray, default: int | None, distance: float, off: float
     ) -> Prediction:
         """Chooses by the scores of the members; `off` is how far another device may be from what they know."""
-        limits, judged = self.calibration_, _judge(scores, usable)
+        limits, judged = self.calibration_, _judge(scores, usable, off)
         least = max(limits.min_gain, 2 * off)
         index = int(judged.order[0])
         if default is not None and usable[default] and judged.gain(index, default) <= least:
@@ -354,7 +353,7 @@ class CostModel:
         elif doubt > limits.max_doubt and not agreed:
             reason = f"the members disagree by {np.expm1(doubt):.1%}, the limit is {np.expm1(limits.max_doubt):.1%}"
         slowdown = np.where(usable, np.exp(np.maximum(judged.log_slowdown + limits.optimism, 0.0) + off), np.nan)
-        return Prediction(index, judged.order, slowdown, np.hypot(judged.spread, off), doubt, reason, distance=distance)
+        return Prediction(index, judged.order, slowdown, judged.spread, doubt, reason, distance=distance)
 
     def choose(
         self,
@@ -528,10 +527,11 @@ class _Judged:
         return float((self.members[:, index] - best).mean() + self.log_slowdown[index])
 
 
-def _judge(scores: np.ndarray, usable: np.ndarray) -> _Judged:
+def _judge(scores: np.ndarray, usable: np.ndarray, off: float = 0.0) -> _Judged:
+    """Reads member scores; `off`, what another device may make of them, widens the spread."""
     mean = scores.mean(axis=0)
     members, log_slowdown = _expanded(scores), _expanded(mean)
-    spread = members.std(axis=0)
+    spread = np.hypot(members.std(axis=0), off)
     order = np.argsort(np.where(usable, mean, np.inf), kind="stable")
     return _Judged(members, log_slowdown, spread, order, usable)
 
